@@ -73,13 +73,14 @@ LANES = {
 
 CHANGES = {
     "scheduler": (
-        *("djqueue/storage/journaled/", "djqueue/storage/tables/", "djqueue/core/engine/"),
-        "tests/storage/journaled/",
+        *("djqueue/storage/scheduler/", "djqueue/storage/tables/", "djqueue/storage/wire.py"),
+        *("djqueue/storage/engined.py", "djqueue/storage/enginesnapshots.py", "djqueue/core/engine/"),
+        *("djqueue/testing/contract/", "tests/storage/scheduler/"),
     ),
     "postgresql": (
-        *("djqueue/storage/database/", "djqueue/storage/journaled/", "djqueue/storage/tables/"),
+        *("djqueue/storage/database/", "djqueue/storage/scheduler/", "djqueue/storage/tables/"),
         *("djqueue/models/", "djqueue/migrations/", "djqueue/operations/", "djqueue/backup/"),
-        *("djqueue/fields.py", "tests/storage/database/", "tests/storage/journaled/", "tests/operations/"),
+        *("djqueue/fields.py", "tests/storage/database/", "tests/storage/scheduler/", "tests/operations/"),
         *("tests/backup/", "tests/settings.py"),
     ),
     "sandbox": ("djqueue/runtime/executors/", "tests/runtime/executors/"),

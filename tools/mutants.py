@@ -92,8 +92,8 @@ MUTANTS = (
     Mutant(
         "renewal does not extend the lease",
         ENGINE + "engine/workers.py",
-        "lease\n                if context.journal is not None and job.process:",
-        "lease // 2\n                if context.journal is not None and job.process:",
+        "lease\n                renewals.append(Renewal(True",
+        "lease // 2\n                renewals.append(Renewal(True",
     ),
     Mutant(
         "pause is ignored", ENGINE + "engine/claimer.py", "if queue.paused:", "if queue.paused and now < 0:"

@@ -1,26 +1,10 @@
 """The record of a job inside the engine."""
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .job import AttemptRecord, JobFailure, JobRecord
 from .options import JobKey, JobOptions
 from .states import State
-
-
-class PayloadSource:
-    """Reads payloads that are still in the tables; see `EngineJob.payload`."""
-
-    def load(self, jobs: "Sequence[EngineJob]") -> None:
-        """Give jobs their payloads. Raises StorageUnavailableError if the tables cannot be read."""
-        raise NotImplementedError
-
-
-def load_payloads(jobs: "Iterable[EngineJob]") -> None:
-    """Read the payloads of jobs that are still in the tables at once. The caller has the jobs' lock."""
-    unloaded = [job for job in jobs if job.unloaded is not None]
-    if unloaded and (source := unloaded[0].unloaded) is not None:
-        source.load(unloaded)
 
 
 class Extras:
@@ -45,7 +29,6 @@ class EngineJob:
 
     __slots__ = (
         "_extras",
-        "_payload",
         "attempts",
         "cancel_requested",
         "created_at",
@@ -59,6 +42,7 @@ class EngineJob:
         "lease_until",
         "name",
         "options",
+        "payload",
         "process",
         "queue",
         "reason",
@@ -77,7 +61,7 @@ class EngineJob:
         id: str,
         queue: str,
         name: str,
-        payload: bytes | PayloadSource,
+        payload: bytes,
         options: JobOptions,
         state: State,
         created_at: int,
@@ -87,7 +71,7 @@ class EngineJob:
         self.id = id
         self.queue = queue
         self.name = name
-        self._payload = payload
+        self.payload = payload
         self.options = options
         self.state = state
         self.created_at = created_at
@@ -119,25 +103,6 @@ class EngineJob:
         self.has_dependents = False
         self.unmet: set[JobKey] | None = None
         """Dependencies that have not completed."""
-
-    @property
-    def payload(self) -> bytes:
-        """The payload, read from the tables if it was left there. The caller has the lock of the job."""
-        payload = self._payload
-        if isinstance(payload, PayloadSource):
-            payload.load([self])
-            payload = self._payload
-            assert not isinstance(payload, PayloadSource)
-        return payload
-
-    @payload.setter
-    def payload(self, payload: bytes) -> None:
-        self._payload = payload
-
-    @property
-    def unloaded(self) -> PayloadSource | None:
-        """Where the payload is read from, unless the job has it."""
-        return self._payload if isinstance(self._payload, PayloadSource) else None
 
     @property
     def progress(self) -> Any:

@@ -87,7 +87,6 @@ class FinishedJobs:
 
     __slots__ = (
         "_details",
-        "_keeps",
         "_listed",
         "_lock",
         "_measures",
@@ -105,18 +104,15 @@ class FinishedJobs:
         "held",
         "result_bytes",
         "retention",
-        "stored",
     )
 
     def __init__(
-        self, *, keeps: bool, retention: Retention = NO_RETENTION, jobs: Mapping[str, EngineJob] | None = None
+        self, *, retention: Retention = NO_RETENTION, jobs: Mapping[str, EngineJob] | None = None
     ) -> None:
         """Initialize; `jobs` are the queue's records by id, for a queue that keeps attempts or log lines for
         a time.
         """
         self._lock = Lock()
-        self._keeps = keeps
-        """True if records expire here; otherwise the storage evicts them."""
         self._records: Fifos = {}
         self._results: Fifos = {}
         """Completed jobs whose results expire before their records, or all if the bytes of results are
@@ -141,8 +137,6 @@ class FinishedJobs:
         self.cancelled = 0
         self.completions = 0
         """Number of jobs that have completed here, with or without a record."""
-        self.stored = {State.COMPLETED: 0, State.CANCELLED: 0}
-        """Number of records that only the tables have, guarded by the lock of the shard."""
         self.completed_bytes = 0
         """Bytes of the records of completed jobs without their results, if bytes are limited.
 
@@ -151,9 +145,9 @@ class FinishedJobs:
         self.cancelled_bytes = 0
         self.result_bytes = 0
         self.retention = retention
-        self._measures = keeps and retention.measures
+        self._measures = retention.measures
         ages = (retention.attempts.age, retention.logs.age)
-        self._details = Details(retention, {} if jobs is None else jobs) if keeps and any(ages) else None
+        self._details = Details(retention, {} if jobs is None else jobs) if any(ages) else None
 
     def add(self, job: EngineJob, completions: int = 0) -> None:
         """Add a job that has ended, for as long as its options and the queue's limits say.
@@ -167,8 +161,6 @@ class FinishedJobs:
         with self._lock:
             self.completions += completions
             self._count(job, 1)
-            if not self._keeps:
-                return
             if kept is None:
                 if self.retention is NO_RETENTION:
                     return
@@ -235,7 +227,7 @@ class FinishedJobs:
                 self.held[job.state].pop(job, None)
             if self._postponed_results:
                 self._postponed_results.pop(job, None)
-            if self._keeps and (job.options.kept is not None or self.retention is not NO_RETENTION):
+            if job.options.kept is not None or self.retention is not NO_RETENTION:
                 if self._postponed and job in self._postponed:
                     del self._postponed[job]
                 else:
@@ -357,9 +349,8 @@ class FinishedJobs:
         if held is None or job not in held:
             return
         del held[job]
-        if self._keeps:
-            with self._lock:
-                self._count_again(job, now)
+        with self._lock:
+            self._count_again(job, now)
 
     def _count_again(self, job: EngineJob, now: int) -> None:
         if self._measures:

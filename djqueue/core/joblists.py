@@ -102,16 +102,6 @@ class PriorityQueue:
                 count += job.generation == entry
         return count
 
-    def upcoming(self, limit: int) -> Iterator[EngineJob]:
-        """Yield up to `limit` of the next jobs, best first."""
-        for negated in sorted(self._order):
-            for entry, job in zip(*self._fifos[-negated], strict=True):
-                if limit <= 0:
-                    return
-                if job.generation == entry:
-                    limit -= 1
-                    yield job
-
     def pop(self, limit: int) -> list[EngineJob]:
         """Take up to `limit` jobs, best first."""
         found: list[EngineJob] = []
@@ -247,11 +237,6 @@ class ReadyJobs:
         """Return the first job that `pop` would take."""
         heads = [found for name in names & self._by_name.keys() if (found := self._by_name[name].first())]
         return min(heads)[2] if heads else None
-
-    def upcoming(self, names: frozenset[str], limit: int) -> list[EngineJob]:
-        """Return up to `limit` of the next jobs of each of these names."""
-        present = names & self._by_name.keys()
-        return [job for name in present for job in self._by_name[name].upcoming(limit)]
 
     def remove(self, job: EngineJob) -> None:
         """Remove a job."""

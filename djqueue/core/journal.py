@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from .enginejob import EngineJob
-from .job import DeadLetterRecord, WorkerInfo
+from .job import DeadLetterRecord
 from .options import JobKey
 
 
@@ -18,10 +18,6 @@ class Journal(Protocol):
 
     def changed(self, job: EngineJob) -> None:
         """Record a changed state, counter, time or option of a job."""
-        ...
-
-    def accepted(self, job: EngineJob) -> None:
-        """Record that a job was accepted as its producer has written it to the tables."""
         ...
 
     def updated(self, job: EngineJob) -> None:
@@ -49,14 +45,7 @@ class Journal(Protocol):
         ...
 
     def trimmed(self, jobs: list[EngineJob]) -> None:
-        """Record that results, items, attempts or log lines of ended jobs may be gone.
-
-        Only an engine that keeps the records of ended jobs calls it.
-        """
-        return
-
-    def put_off(self, key: JobKey) -> None:
-        """Record that the removal of an ended job is postponed, because others hold its record."""
+        """Record that results, items, attempts or log lines of ended jobs may be gone."""
         ...
 
     def let_go(self, key: JobKey) -> None:
@@ -71,14 +60,6 @@ class Journal(Protocol):
         """Record streamed items, the last ones of a job's stream."""
         ...
 
-    def renewed(self, job: EngineJob) -> None:
-        """Record an extended lease of another process."""
-        ...
-
     def restarted(self, job: EngineJob) -> None:
         """Record that a job starts over, without the streamed items of its last attempt."""
-        ...
-
-    def worker_seen(self, worker_id: str, info: WorkerInfo | None) -> None:
-        """Record a worker's heartbeat; None: it has stopped."""
         ...

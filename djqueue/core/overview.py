@@ -89,5 +89,3 @@ class Overview(NamedTuple):
     at: int
     """The storage's time, in UTC milliseconds."""
     queues: list[QueueOverview]
-    capped: bool = False
-    """True if the counts are from the tables, which count up to 10,000 jobs of a kind."""

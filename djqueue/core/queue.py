@@ -154,7 +154,6 @@ class JobQueue:
         monotonic: Callable[[], int],
         *,
         random: Random | None = None,
-        keep_finished: bool = True,
         shared: SharedLimiter | None = None,
     ) -> None:
         self.name = name
@@ -176,7 +175,7 @@ class JobQueue:
         self.shared = shared
         """Limiter shared with other queues, whose permits its jobs need, too."""
         self.dead = DeadLetters(policy.dead_letters, random or Random())
-        self.finished = FinishedJobs(keeps=keep_finished, retention=policy.retention, jobs=self.jobs)
+        self.finished = FinishedJobs(retention=policy.retention, jobs=self.jobs)
         self.paused = False
         self.tally = Tally()
         self.observed = False

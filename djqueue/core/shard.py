@@ -458,13 +458,6 @@ class Shard:
         self.dependencies.hold((job.queue, job.id), dependent)
         queue.finished.hold(job)
 
-    def replaced(self, key: JobKey) -> None:
-        """Drop the holders of a record in the tables, which another job with its id replaced."""
-        if key in self.dependencies.holders:
-            self.dependencies.forget(key)
-            if self.journal is not None:
-                self.journal.let_go(key)
-
     def let_go(self, keys: Iterable[JobKey], dependent: EngineJob, now: int) -> None:
         """Release the records that an ended job depended on."""
         for key in keys:

@@ -113,8 +113,6 @@ class Board(NamedTuple):
     lines: tuple[QueueRow, ...]
     workers: tuple[WorkerInfo, ...]
     at: int
-    capped: bool = False
-    """Whether counts stop at 10,000 because no scheduler responded."""
     past: "Past | None" = None
     """Buckets of the minutes before the `RECENT` ones, if known."""
     samples: Mapping[str, Samples] = MappingProxyType({})
@@ -216,8 +214,7 @@ def _board() -> Board:
     last = snapshots.last("board")
     past = _past(names, end - SHOWN * MINUTE, None if last is None else last.value.past)
     recent = _by_queue(names, end - RECENT * MINUTE, end)
-    # Counts of the tables stop at 10,000 and show no trend above that.
-    known = {} if last is None or seen.capped else last.value.samples
+    known = {} if last is None else last.value.samples
     samples = sampled(known, seen.queues, SYSTEM_CLOCK.monotonic())
     strange: dict[str, list[Unhandled]] = {}
     for one in unhandled(seen.queues, workers):
@@ -233,7 +230,7 @@ def _board() -> Board:
         )
         for row in seen.queues
     )
-    return Board(lines, workers, seen.at, seen.capped, past, samples)
+    return Board(lines, workers, seen.at, past, samples)
 
 
 def _past(names: Sequence[str], start: int, known: Past | None) -> Past:

@@ -264,9 +264,11 @@ def _notice(error: str, as_of: int | None) -> str:
     if outage is None:
         return ""
     return _(
-        "No response since %(time)s: %(reason)s. Data on this page may be stale, "
-        "counts may stop at 10,000, and changes may fail."
-    ) % {"time": rendering.local(to_datetime(outage.since)), "reason": outage.reason.rstrip(".")}
+        "No response since %(time)s: %(reason)s. Data on this page may be stale, and changes may fail."
+    ) % {
+        "time": rendering.local(to_datetime(outage.since)),
+        "reason": outage.reason.rstrip("."),
+    }
 
 
 def is_partial(request: HttpRequest) -> bool:

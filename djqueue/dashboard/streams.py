@@ -33,9 +33,6 @@ RETRY_AFTER = 60
 """Seconds after which a page may retry when the limit is reached."""
 READ_LIMIT = 10.0
 """Seconds after which a read that PostgreSQL does not answer ends."""
-NOTE_EVERY = 5_000
-"""Milliseconds after which counts that stop at 10,000 are treated as changed, because larger changes are not
-visible."""
 
 
 class StreamSubscriber:
@@ -151,14 +148,13 @@ def read_board() -> dict[str, object]:
     finally:
         close_old_connections()
     board = cached.value
-    common = (cached.error, board.at // NOTE_EVERY if board.capped else 0)
     found: dict[str, object] = {}
     for line in board.lines:
         # A new minute moves the charts.
         recent = line.buckets[-queries.RECENT :]
-        found[line.name] = (line.row._replace(tokens=None), recent, line.workers, common)
+        found[line.name] = (line.row._replace(tokens=None), recent, line.workers, cached.error)
     silent = {worker.id for worker in board.workers if board.is_silent(worker)}
-    found[""] = (list(found.items()), {worker.id for worker in board.workers}, silent, common)
+    found[""] = (list(found.items()), {worker.id for worker in board.workers}, silent, cached.error)
     return found
 
 

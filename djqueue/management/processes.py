@@ -34,21 +34,21 @@ MIRROR_NICENESS = 5
 
 
 def roles(
-    storage: Storage, processes: int, standby: str, worker_id: str | None, run_worker: RunWorker
+    storage: Storage, processes: int, worker_id: str | None, run_worker: RunWorker, *, joins: bool = False
 ) -> list[ProcessRole]:
     """Return the children for a storage, which must not be connected.
 
     Args:
         storage: The configured storage.
         processes: Number of workers.
-        standby: The option `--standby`: `work` starts no scheduler.
         worker_id: Prefix of the workers' ids; None generates them.
         run_worker: Runs a worker.
+        joins: Whether the scheduler, if the storage needs one, runs elsewhere.
     """
     found = []
     has_scheduler = storage.capabilities.scheduler is not None
-    if has_scheduler and standby != "work":
-        found.append(ProcessRole("scheduler", partial(_reported, partial(run_scheduler, standby)), 0))
+    if has_scheduler and not joins:
+        found.append(ProcessRole("scheduler", partial(_reported, run_scheduler), 0))
     if is_mirrored(storage) or (storage.capabilities.has_outbox and not has_scheduler):
         found.append(ProcessRole("mirror", partial(_reported, run_mirror), 0))
     if is_scheduled(storage, get_settings().backup):
@@ -63,11 +63,8 @@ def roles(
     return found
 
 
-def run_scheduler(standby: str, ready: Ready) -> int:
-    """Be the scheduler of the database, which runs no jobs, until a signal arrives or another takes over.
-
-    A standby counts as ready: the workers run the jobs of the other process's scheduler in the meantime.
-    """
+def run_scheduler(ready: Ready) -> int:
+    """Be the scheduler, which runs no jobs, until a signal arrives or another process takes its place."""
     storage, stop, was_replaced = get_storage(), Event(), False
 
     def on_lost() -> None:
@@ -77,9 +74,8 @@ def run_scheduler(standby: str, ready: Ready) -> int:
 
     role = storage.capabilities.scheduler
     assert role is not None
-    role.standby = standby
+    role.starts_here = True
     role.on_lost = on_lost
-    role.on_standby = ready
     try:
         storage.connect()
         declare_now(storage)

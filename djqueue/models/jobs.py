@@ -57,9 +57,6 @@ class Job(models.Model):
     traceback = models.TextField(_("traceback"), blank=True, default="")
     progress = models.BinaryField(_("progress"), null=True, blank=True)
     items = models.IntegerField(_("items"), default=0, help_text=_("Items sent by the latest attempt."))
-    inbox = models.BooleanField(
-        _("in the inbox"), default=False, help_text=_("Not read by the scheduler yet.")
-    )
     token = models.BigIntegerField(
         _("fencing token"),
         default=0,
@@ -81,9 +78,6 @@ class Job(models.Model):
     kept_size = models.BigIntegerField(
         null=True, editable=False, help_text="Bytes of its payload and error, if its queue counts them."
     )
-    leased_until = MillisecondsField(
-        _("leased until"), null=True, blank=True, help_text=_("When the claim ends unless renewed.")
-    )
 
     class Meta:
         db_table = "djqueue_job"
@@ -98,15 +92,6 @@ class Job(models.Model):
                 condition=Q(finished_at__isnull=False),
             ),
             models.Index(fields=["queue", "state", "id"], name="djqueue_job_state_id"),
-            models.Index(fields=["id"], name="djqueue_job_inbox", condition=Q(inbox=True)),
-            models.Index(
-                fields=["run_at"], name="djqueue_job_run_at", condition=Q(state=State.DELAYED.value)
-            ),
-            models.Index(
-                fields=["queue", "unique_key"],
-                name="djqueue_job_unique",
-                condition=Q(unique_key__isnull=False),
-            ),
             models.Index(
                 fields=["subject", "created_at", "id"],
                 name="djqueue_job_subject",

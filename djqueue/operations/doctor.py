@@ -31,7 +31,7 @@ PATIENCE = 30.0
 CLOCK_WARNING, CLOCK_ERROR = 1_000, 30_000
 """Milliseconds between this machine's clock and the storage's that are a warning, and an error."""
 COVERED = (
-    *("scheduler.holder", "scheduler.lease", "server.persistence", "server.policy", "server.up"),
+    *("server.persistence", "server.policy", "server.up"),
     *("storage.where", "workers.alive"),
 )
 """Lines of the storage's diagnostics about which a health check or a system check has a finding."""

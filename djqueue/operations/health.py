@@ -15,7 +15,6 @@ from djqueue.client import get_storage
 from djqueue.conf import HealthSettings
 from djqueue.core.deadline import within
 from djqueue.core.diagnostics import Finding
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.explain import MEANINGS
 from djqueue.core.job import WorkerInfo
@@ -26,7 +25,6 @@ from djqueue.core.shown import in_one_line, numbered
 from djqueue.core.states import State
 from djqueue.core.unhandled import unhandled
 from djqueue.storage.base import Storage
-from djqueue.storage.tables.holders import SCHEDULER_LEASE
 from djqueue.storage.tables.leaderlease import NAME as MIRROR_LEASE
 from djqueue.storage.tables.staleleases import stale_holder
 
@@ -80,9 +78,7 @@ def _times(queue: QueueOverview) -> list[int]:
 def read_facts(bounds: HealthSettings) -> HealthFacts:
     """Read the state of the storage. Raises DjqueueError or django.db.Error if the storage can't be used."""
     storage = get_storage()
-    has_scheduler = storage.capabilities.scheduler is not None
-    # If the scheduler does not answer, the tables still have to be read in the time that is left.
-    with within(bounds.timeout / 1_000 / (2 if has_scheduler else 1)):
+    with within(bounds.timeout / 1_000):
         overview = storage.reads.overview()
     workers = claiming(storage.workers.all(), overview.at)
     return HealthFacts(storage, overview, workers, bounds)
@@ -96,32 +92,6 @@ def unreachable(check: str, error: Exception) -> Finding:
         f"the storage cannot be used: {in_one_line(error)}",
         WRONG_SETTING if isinstance(error, ConfigurationError) else NO_ANSWER,
     )
-
-
-def check_scheduler(facts: HealthFacts) -> Iterator[Finding]:
-    """Find a scheduler that does not answer, or was killed and has no successor."""
-    role = facts.storage.capabilities.scheduler
-    alias = facts.storage.capabilities.database
-    if role is None or role.is_here:
-        return
-    outage = facts.storage.outage
-    if outage is not None:
-        yield Finding(
-            "health.scheduler",
-            "error",
-            f"the scheduler has not answered since {to_datetime(outage.since):%H:%M:%S} UTC: {outage.reason}",
-            "Look at the process that holds the lease, with `manage.py djqueue doctor`, and restart it if it "
-            "hangs; another process takes over.",
-        )
-    assert alias is not None
-    holder = stale_holder(alias, SCHEDULER_LEASE, facts.at - facts.bounds.lease_grace)
-    if holder is not None:
-        yield Finding(
-            "health.scheduler",
-            "error",
-            f"the lease of the scheduler ({holder.describe()}) has expired, and no process has taken over",
-            START_WORKERS,
-        )
 
 
 def check_mirror(facts: HealthFacts) -> Iterator[Finding]:
@@ -215,7 +185,6 @@ Check = Callable[[HealthFacts], Iterator[Finding]]
 STORAGE = "storage"
 """Name of the first check: whether the storage answers."""
 CHECKS: dict[str, Check] = {
-    "scheduler": check_scheduler,
     "mirror": check_mirror,
     "workers": check_workers,
     "handlers": check_handlers,

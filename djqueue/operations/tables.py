@@ -346,7 +346,7 @@ def any_of(job: JobRecord) -> Any:
     return job
 
 
-UNCLAIMED: dict[str, Any] = {"inbox": False, "token": 0, "process": "", "leased_until": None}
+UNCLAIMED: dict[str, Any] = {"token": 0, "process": ""}
 """Values of each row: another storage claims the job."""
 USUAL = {"error_type": "", "error_message": "", "traceback": "", "progress": None, "items": 0}
 """Values of most rows. As a part of the statement they take less time than as its parameters."""

@@ -20,7 +20,7 @@ MISUSED = 2
 RECYCLED = 76
 """The process reached a limit and is to be replaced."""
 REFUSED = 77
-"""The process can never run, such as a scheduler beside another one with `--standby never`."""
+"""The process can never run, such as a second scheduler."""
 CONFIG = 78
 """The system lacks what the settings require, such as a layer of the sandbox. A restart cannot help."""
 

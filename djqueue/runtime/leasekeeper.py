@@ -174,10 +174,6 @@ class Keeping:
 
     def _renew(self, seen: LeaseTableView) -> None:
         try:
-            scheduler = self._storage.capabilities.scheduler
-            if seen.scheduler_claim and scheduler is not None:
-                scheduler.renew(seen.scheduler_claim)
-                return  # Jobs of the scheduler's process have no leases of their own.
             for start in range(0, len(seen.leases), AT_ONCE):
                 self._storage.renew(seen.leases[start : start + AT_ONCE])
         except Exception as error:

@@ -14,12 +14,9 @@ from djqueue.core.job import Lease
 
 SIZE = 1 << 20
 """Bytes of one region. When it is full, the worker replaces it by the leases that are still held."""
-MAX_SCHEDULER_CLAIM = 240
-"""Maximum of bytes of a scheduler's claim."""
 
 _HEADER = struct.Struct("<qqqq")
 """Monotonic milliseconds of the last sign of life, shortest lease, region in use, and its length."""
-_CLAIM_AT = 64
 _SEQUENCE_AT = 32
 """Position of a number that is odd while the header or a region is replaced."""
 TRIES = 50
@@ -41,8 +38,6 @@ class LeaseTableView(NamedTuple):
     """Milliseconds of the shortest lease."""
     leases: list[Lease]
     """Leases held at the last heartbeat, and claimed since. Some may have ended."""
-    scheduler_claim: bytes
-    """Claim that renews the scheduler's lease; empty unless the worker's process is the scheduler."""
 
 
 class LeaseTable:
@@ -106,15 +101,6 @@ class LeaseTable:
             self._shortest = min(self._shortest, lease)
             self._write_header()
 
-    def set_scheduler_claim(self, claim: bytes, lease: int) -> None:
-        """Record the claim that renews the scheduler's lease, and its length in milliseconds."""
-        if len(claim) > MAX_SCHEDULER_CLAIM:
-            raise ValueError(
-                f"a scheduler claim must have at most {MAX_SCHEDULER_CLAIM} bytes; got {len(claim)}"
-            )
-        self._memory[_CLAIM_AT : _CLAIM_AT + 1 + len(claim)] = bytes([len(claim)]) + claim
-        self.expect(lease)
-
     def read(self) -> LeaseTableView:
         """Read the table, in the other process.
 
@@ -135,9 +121,7 @@ class LeaseTable:
         leases: list[Lease] = []
         while written.tell() < length:
             leases += [Lease(*found) for found in marshal.load(written)]  # noqa: S302 - written by the parent process
-        size = memory[_CLAIM_AT]
-        claim = memory[_CLAIM_AT + 1 : _CLAIM_AT + 1 + size]
-        return LeaseTableView(beat, shortest, leases, claim)
+        return LeaseTableView(beat, shortest, leases)
 
     def close(self) -> None:
         """Release the memory."""

@@ -52,15 +52,12 @@ class NoTransactions(TransactionalEnqueue):
 
 
 class SchedulerRole(Protocol):
-    """The scheduler of a storage that needs one: one process at a time holds its lease."""
+    """The scheduler of a storage that needs one: one process at a time."""
 
-    standby: str
-    """Behavior of `Storage.connect` while another process is the scheduler: `wait` until that one stops,
-    `never` to raise SchedulerRunningError, `work` to run that scheduler's jobs and never take its place."""
+    starts_here: bool
+    """Whether `Storage.connect` makes this process the scheduler; if not, it uses that of another."""
     on_lost: Callable[[], None] | None
     """Called when another process has become the scheduler: this one can write nothing more."""
-    on_standby: Callable[[], None] | None
-    """Called when `Storage.connect` starts to wait until another process stops."""
 
     @property
     def is_here(self) -> bool:
@@ -69,17 +66,6 @@ class SchedulerRole(Protocol):
     @property
     def clock(self) -> Clock:
         """The clock by which jobs are due."""
-
-    def claim(self) -> tuple[bytes, int] | None:
-        """Return what `renew` needs and the length of the lease in milliseconds; None on any other
-        process.
-        """
-
-    def renew(self, claim: bytes) -> None:
-        """Renew the scheduler's lease from another process, while the scheduler's own is too busy.
-
-        Changes nothing if the scheduler has released or lost the lease.
-        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

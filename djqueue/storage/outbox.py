@@ -170,7 +170,7 @@ class OutboxTable(TransactionalEnqueue):
             logger.warning(
                 "Writing jobs to the outbox, a table, until %s is available again: %s",
                 self._server,
-                error,
+                str(error),  # A handler of logs that keeps records must not keep the storage.
             )
         self._away_until = SYSTEM_CLOCK.monotonic() + REST
         return answers

@@ -58,7 +58,13 @@ def check_queue(queue: JobQueue, active: list[EngineJob]) -> None:
     )
     assert all(queue.is_there(job) for job in named)
     assert all(queue.subjects._jobs.values())
-    ready = [job for heap in queue.ready._by_name.values() for job in heap.upcoming(heap.size + 1)]
+    ready = [
+        job
+        for named in queue.ready._by_name.values()
+        for fifo in named._fifos.values()
+        for generation, job in zip(*fifo, strict=True)
+        if job.generation == generation
+    ]
     delayed = [job for _, number, job in queue.delayed._heap if job.generation == number]
     group_waiting = [job for group in queue.groups._groups.values() for job in group.group_waiting]
     places = {

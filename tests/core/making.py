@@ -46,7 +46,6 @@ class Bench:
         cores: int = 1,
         journal: Any = None,
         clock: FakeClock | None = None,
-        keep_finished: bool = True,
         **policy: Any,
     ) -> None:
         self.clock = clock or FakeClock()
@@ -56,7 +55,6 @@ class Bench:
             default_policy=self.policy,
             cores=cores,
             journal=journal,
-            keep_finished=keep_finished,
         )
 
     def enqueue(

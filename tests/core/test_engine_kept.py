@@ -1,4 +1,4 @@
-"""The journal of a persistent engine, and jobs restored, accepted and evicted."""
+"""The journal of an engine, and jobs that are restored."""
 
 from threading import Thread
 
@@ -79,8 +79,7 @@ def test_journal_receives_every_change_in_order():
     ]
 
 
-@pytest.mark.parametrize("word", ["cancel", "accept"])
-def test_journal_receives_no_old_change_after_the_end_of_a_job(word):
+def test_journal_receives_no_old_change_after_the_end_of_a_job():
     """A plain job completes without its queue's lock: what else is noted of it must not come in between."""
 
     class Finishing(Journal):
@@ -100,27 +99,21 @@ def test_journal_receives_no_old_change_after_the_end_of_a_job(word):
     claimed["a"] = bench.claim_one()
     journal.told.clear()
 
-    if word == "cancel":
-        assert bench.engine.jobs.cancel("q", ["a"])[0].status == "requested"
-    else:
-        assert bench.engine.persistence.accept([kept(bench, "a")]) == 0
+    assert bench.engine.jobs.cancel("q", ["a"])[0].status == "requested"
 
     threads[0].join()
-    # Whose row it is by now is not known: it is written anew.
-    row = [("removed", "a", State.ACTIVE), ("added", "a", State.ACTIVE)] if word == "accept" else []
-    assert journal.told == [*row, ("changed", "a", State.ACTIVE), ("completed", "a", State.COMPLETED)]
+    assert journal.told == [("changed", "a", State.ACTIVE), ("completed", "a", State.COMPLETED)]
 
 
 @pytest.mark.parametrize("word", ["remove", "clean", "obliterate", "sweep"])
 def test_job_is_known_until_the_journal_has_its_removal(word):
-    """One who does not find it here reads its record elsewhere, unless the journal knows better."""
 
     class Asking(Journal):
         def removed(self, jobs):
             known.extend(bench.engine.reads.states("q", [job.id for job in jobs]))
 
     known = []
-    bench = Bench(journal=Asking(), keep_finished=True)
+    bench = Bench(journal=Asking())
     bench.enqueue("a", result_ttl=100)
     bench.engine.jobs.cancel("q", ["a"])
     if word == "remove":
@@ -159,21 +152,13 @@ def test_restored_jobs_keep_their_places():
     woken = []
     bench.engine.listen(["q"], lambda: woken.append(1))
 
-    assert bench.engine.persistence.restore(jobs) == 7
+    bench.engine.persistence.restore(jobs)
     assert woken
     assert bench.counts() == {"waiting": 6, "delayed": 1}
     assert bench.enqueue("new", unique_key="k").id == "key"
     assert bench.sweep(100).expired == 1
     assert bench.ids() == ["high", "1", "due", "key"]
     check_engine(bench.engine)
-
-
-def test_known_job_is_not_restored():
-    bench = Bench()
-    bench.enqueue("a", payload=b"here")
-
-    assert bench.engine.persistence.restore([kept(bench, "a"), kept(bench, "b")]) == 1
-    assert [claimed.payload for claimed in bench.claim()] == [b"here", b"kept"]
 
 
 def test_dead_letters_are_restored_in_order_with_their_jobs():
@@ -228,91 +213,3 @@ def test_retried_dependent_is_restored_unchanged():
     bench.sweep(1_000)
 
     assert bench.ids() == ["b"]
-
-
-def test_job_written_by_a_producer_is_accepted_once():
-    bench = Bench()
-
-    assert bench.engine.persistence.accept([kept(bench, "a"), kept(bench, "b", delay=100)]) == 2
-    assert bench.engine.persistence.accept([kept(bench, "a")]) == 0
-    assert bench.ids() == ["a"]
-    bench.clock.advance(100)
-    assert bench.ids() == ["b"]
-    check_engine(bench.engine)
-
-
-def test_accepted_job_with_a_taken_unique_key_is_cancelled():
-    bench = Bench()
-    events = bench.events()
-    bench.enqueue("a", unique_key="k")
-
-    bench.engine.persistence.accept([kept(bench, "b", unique_key="k")])
-
-    record = bench.record("b")
-    assert (record.state, record.reason) == (State.CANCELLED, "duplicate")
-    assert (events[-1].id, events[-1].event) == ("b", "cancelled")
-    check_engine(bench.engine)
-
-
-def test_accepted_job_replaces_a_failed_one_with_its_id():
-    bench = Bench()
-    bench.fail("a")
-    bench.enqueue("b", depends_on=(("q", "a"),), on_dependency_failure="wait")
-
-    bench.engine.persistence.accept([kept(bench, "a")])
-
-    assert bench.engine.reads.dead_letters("q") == []
-    bench.finish(bench.claim_one())
-    assert bench.ids() == ["b"]
-    check_engine(bench.engine)
-
-
-def test_waiters_are_notified_if_the_accepted_job_is_a_duplicate():
-    bench = Bench()
-    bench.fail("a")
-    bench.enqueue("b", depends_on=(("q", "a"),), on_dependency_failure="wait")
-    bench.enqueue("c", unique_key="k")
-
-    bench.engine.persistence.accept([kept(bench, "a", unique_key="k")])
-
-    assert bench.state("a") is State.CANCELLED
-    assert bench.record("b").reason == "dependency_failed"
-    check_engine(bench.engine)
-
-
-def test_only_completed_and_cancelled_jobs_are_evicted():
-    bench = Bench(keep_finished=False)
-    bench.fail("failed")
-    bench.enqueue("completed")
-    bench.finish(bench.claim_one())
-    bench.enqueue("cancelled")
-    bench.engine.jobs.cancel("q", ["cancelled"])
-    bench.enqueue("waiting")
-    jobs = list(bench.engine.context.existing("q").jobs.values())
-    assert bench.sweep(10**9).removed == 1  # The dead letter's time is over.
-    bench.fail("failed")
-    jobs += list(bench.engine.context.existing("q").jobs.values())
-
-    bench.engine.persistence.evict(jobs)
-    bench.engine.persistence.evict(jobs)
-
-    assert bench.counts() == {"failed": 1, "active": 1}
-    check_engine(bench.engine)
-
-
-@pytest.mark.parametrize("state", [State.COMPLETED, State.CANCELLED])
-def test_a_newer_job_with_the_id_is_not_evicted(state):
-    bench = Bench(keep_finished=False)
-    bench.enqueue("a")
-    old = bench.engine.context.existing("q").jobs["a"]
-    if state is State.COMPLETED:
-        bench.finish(bench.claim_one())
-        bench.engine.persistence.evict([old])
-    else:
-        bench.engine.jobs.cancel("q", ["a"])
-    bench.enqueue("a")
-
-    bench.engine.persistence.evict([old])
-
-    assert bench.state("a") is State.WAITING
-    check_engine(bench.engine)

@@ -23,7 +23,7 @@ def take(finished, now, limit=1_000):
 
 
 def test_short_retention_does_not_shorten_a_longer_one():
-    finished = FinishedJobs(keeps=True)
+    finished = FinishedJobs()
     long, short = ended(0, result_ttl=3_600_000), ended(0, result_ttl=300)
     finished.add(long)
     finished.add(short)
@@ -39,7 +39,7 @@ def test_short_retention_does_not_shorten_a_longer_one():
 )
 @settings(max_examples=80, deadline=None)
 def test_ended_jobs_expire_exactly_on_time(steps):
-    finished, there, now = FinishedJobs(keeps=True), [], 1_000
+    finished, there, now = FinishedJobs(), [], 1_000
     for elapsed, kept, removed in steps:
         now += elapsed
         due = {job for job in there if job.options.result_ttl is not None and gone_at(job) <= now}
@@ -58,7 +58,7 @@ def gone_at(job):
 
 
 def test_early_removed_jobs_leave_nothing_behind():
-    finished = FinishedJobs(keeps=True)
+    finished = FinishedJobs()
     jobs = [ended(0, result_ttl=10, retention=1_000) for _ in range(1_000)]
     for job in jobs:
         finished.add(job)
@@ -72,7 +72,7 @@ def test_early_removed_jobs_leave_nothing_behind():
 
 
 def test_removed_job_does_not_delay_others_when_the_clock_is_set_back():
-    finished = FinishedJobs(keeps=True)
+    finished = FinishedJobs()
     early, late, other = (
         ended(10_000, result_ttl=100),
         ended(5_000, result_ttl=100),
@@ -86,7 +86,7 @@ def test_removed_job_does_not_delay_others_when_the_clock_is_set_back():
 
 
 def test_result_is_dropped_while_its_record_is_kept():
-    finished = FinishedJobs(keeps=True)
+    finished = FinishedJobs()
     job = ended(0, result_ttl=100, retention=1_000)
     finished.add(job)
 
@@ -99,7 +99,7 @@ def test_result_is_dropped_while_its_record_is_kept():
 
 
 def test_record_is_kept_at_least_as_long_as_its_result():
-    finished = FinishedJobs(keeps=True)
+    finished = FinishedJobs()
     job = ended(0, result_ttl=1_000, retention=10)
     finished.add(job)
 
@@ -108,26 +108,15 @@ def test_record_is_kept_at_least_as_long_as_its_result():
 
 
 def test_sweep_removes_no_more_than_its_limit():
-    finished = FinishedJobs(keeps=True)
+    finished = FinishedJobs()
     for _ in range(5):
         finished.add(ended(0, result_ttl=1))
 
     assert [len(take(finished, 10, 2)) for _ in range(4)] == [2, 2, 1, 0]
 
 
-def test_pinned_records_are_only_counted():
-    finished = FinishedJobs(keeps=False)
-    job = ended(0, result_ttl=1)
-    finished.add(job)
-
-    assert finished.expired(10**15, 10) == []
-    assert finished.completed == 1
-    finished.remove(job)
-    assert finished.completed == 0
-
-
 def test_surplus_records_are_removed_by_earliest_expiry():
-    finished = FinishedJobs(keeps=True, retention=Retention(completed=Keep(count=2)))
+    finished = FinishedJobs(retention=Retention(completed=Keep(count=2)))
     jobs = {kept: ended(0, result_ttl=kept) for kept in (None, 50, 500, 5_000)}
     for job in jobs.values():
         finished.add(job)
@@ -145,7 +134,7 @@ def test_surplus_records_are_removed_by_earliest_expiry():
 
 
 def test_maximum_age_only_shortens_retention():
-    finished = FinishedJobs(keeps=True, retention=Retention(completed=Keep(age=100)))
+    finished = FinishedJobs(retention=Retention(completed=Keep(age=100)))
     jobs = [ended(0, result_ttl=kept) for kept in (None, 50, 500)]
     for job in jobs:
         finished.add(job)

@@ -8,14 +8,12 @@ from django.db import connection
 
 from djqueue import Queue
 from djqueue.client import get_storage
-from djqueue.core.states import State
 from djqueue.dashboard import queries
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import BulkKind, BulkOperation, CronJob
 from djqueue.operations import bulk
 from djqueue.storage.bulkwrites import QueueShare
-from djqueue.storage.tables.inspector import DatabaseInspector
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract.bulk_writes import report
 from tests.admin.factories import (
@@ -144,17 +142,6 @@ def test_admin_list_finds_its_rows_by_an_index(table, query, memory):
     assert len(asked) == 2
     for sql in asked:
         check_plan(table, sql)
-
-
-@pytest.mark.parametrize("state", State)
-@pytest.mark.parametrize("at", [None, ">5:", "<5:"])
-@pytest.mark.dialect
-def test_page_of_jobs_reads_a_range_of_an_index(state, at):
-    found = statements(
-        lambda: DatabaseInspector("default").cursor_page("emails", state, 50, at, newest_first=True)
-    )
-    assert len(found) == 1
-    check_plan("djqueue_job", found[0])
 
 
 def check_plan(table: str, sql: str) -> None:

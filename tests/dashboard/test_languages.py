@@ -140,13 +140,6 @@ def test_days_and_hours_are_localized():
             assert (rendering.day(when), rendering.clock(when)) == (day, "05:06")
 
 
-def test_last_sweep_is_translated_on_the_overview(german, busy, monkeypatch):
-    line = DiagnosticLine("scheduler.tick", "Scheduler", "Last sweep", "3.2 s ago", "ok")
-    found = get_storage().reads.diagnostics()._replace(lines=[line])
-    monkeypatch.setattr(get_storage().reads, "diagnostics", lambda: found)
-    assert "vor 3.2 s" in opened(PAGES[0]).texts
-
-
 def test_states_are_not_translated_by_messages_of_django(german, busy):
     [queues] = [page for page in PAGES if page.name == "queue"]
     texts = opened(queues).texts
@@ -173,12 +166,12 @@ def test_cron_line_is_described_in_german():
 
 def test_diagnostics_with_placeholders_are_translated():
     line = DiagnosticLine(
-        "scheduler.tick", "Scheduler", "Last sweep", "3.2 s ago", "ok", "A restart loses every job."
+        "server.persistence", "Server", "Persistence", "3.2 s ago", "ok", "A restart loses every job."
     )
     with translation.override("de"):
         shown = diagnostics.translated(line)
     assert shown == line._replace(
-        label="Letzter Sweep", value="vor 3.2 s", note="Bei einem Neustart gehen alle Aufträge verloren."
+        label="Persistenz", value="vor 3.2 s", note="Bei einem Neustart gehen alle Aufträge verloren."
     )
     assert diagnostics.translated(line) == line
 

@@ -52,12 +52,16 @@ def test_overview_shows_health_of_storage(client, anywhere):
     assert found["Workers"] == ("0", "bad")
 
 
-@pytest.mark.scheduler
-def test_overview_shows_health_of_scheduler(client, settings):
-    settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.journaled.JournaledStorage"}}
-    found = health(client)
-    assert found["Storage"] == ("reachable", "ok")
-    assert found["Scheduler"] == ("not running", "bad")
+def test_overview_says_that_no_scheduler_is_running(client, settings, tmp_path):
+    settings.DJQUEUE = {
+        "STORAGE": {
+            "BACKEND": "djqueue.storage.scheduler.SchedulerStorage",
+            "OPTIONS": {"FOLDER": str(tmp_path / "s")},
+        }
+    }
+    response = shown(client)
+    html = response.content.decode()
+    assert re.search(r"storage is unreachable: the scheduler has been unavailable for [\d.]+ s: no", html)
 
 
 def test_storage_details_require_the_storage_permission(memory):

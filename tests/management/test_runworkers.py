@@ -27,10 +27,7 @@ class Role:
     clock = SYSTEM_CLOCK
 
     def __init__(self):
-        self.standby, self.on_lost = "wait", None
-
-    def claim(self):
-        return None
+        self.starts_here, self.on_lost = False, None
 
 
 LOCAL = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
@@ -135,7 +132,6 @@ def test_banner_counts_handlers_and_lists_only_the_first(monkeypatch):
         ["--queues", ""],
         ["--shutdown-timeout", "-1"],
         ["--shutdown-timeout", "nan"],
-        ["--standby", "maybe"],
     ],
 )
 def test_invalid_option_value_is_rejected_with_the_name_of_the_option(arguments):
@@ -196,20 +192,20 @@ def test_option_of_another_job_queue_gets_a_hint_to_the_matching_option(argument
     assert flag in hint if flag else not hint
 
 
-def test_standby_option_is_set_before_the_storage_connects(monkeypatch):
-    standbys = []
+def test_only_the_process_that_does_not_join_becomes_the_scheduler(monkeypatch):
+    starts = []
 
     class WithScheduler(MemoryStorage):
         capabilities = Capabilities(in_process=True, scheduler=Role())
 
         def connect(self):
-            standbys.append(self.capabilities.scheduler.standby)
+            starts.append(self.capabilities.scheduler.starts_here)
 
     monkeypatch.setattr(runworkers, "get_storage", WithScheduler)
-    run("--standby", "never")
+    run("--join")
     run()
 
-    assert standbys == ["never", "wait"]
+    assert starts == [False, True]
 
 
 def test_storage_is_closed_after_success_and_after_an_error(monkeypatch):

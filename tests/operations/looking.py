@@ -3,10 +3,12 @@
 from typing import Any
 
 from djqueue import models
-from djqueue.core.job import DeadLetterRecord, JobRecord
+from djqueue.core.job import DeadLetterRecord, JobRecord, WorkerInfo
 from djqueue.core.states import State
 from djqueue.operations.mirror import Mirror
+from djqueue.storage.tables import rows
 from djqueue.storage.tables.inspector import DatabaseInspector
+from djqueue.storage.tables.workerrows import worker_from_row
 from djqueue.testing import factories
 
 tables = DatabaseInspector("default")
@@ -22,7 +24,12 @@ def mirrored_state(job_id: str, queue: str = factories.QUEUE) -> State | None:
 
 
 def letters(queue: str = factories.QUEUE) -> list[DeadLetterRecord]:
-    return tables.dead_letters(queue)
+    found = models.DeadLetter.objects.filter(queue=queue).order_by("id")
+    return [rows.letter_from_row(row) for row in rows.raw_values(found, rows.LETTER)]
+
+
+def workers() -> list[WorkerInfo]:
+    return [worker_from_row(row) for row in models.WorkerState.objects.order_by("worker_id")]
 
 
 def copy_all(mirror: Mirror) -> int:

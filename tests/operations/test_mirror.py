@@ -22,7 +22,7 @@ from djqueue.storage.tables.leaderlease import LeaderLeaseLostError
 from djqueue.testing import factories as f
 from tests.support import PATIENCE, eventually
 
-from .looking import assert_alike, copy_all, letters, mirrored, mirrored_state, tables
+from .looking import assert_alike, copy_all, letters, mirrored, mirrored_state, workers
 
 pytestmark = pytest.mark.dialect
 DAY = 86_400_000
@@ -108,7 +108,7 @@ def test_all_fields_of_a_job_are_mirrored(storage, mirror):
     assert copied._replace(history=copied.history[1:]) == there._replace(history=there.history[1:])
     assert letters() == storage.reads.dead_letters(f.QUEUE)
     row = models.Job.objects.get()
-    assert (row.priority, row.unique_key, row.group, row.inbox) == (7, "key", "group", False)
+    assert (row.priority, row.unique_key, row.group) == (7, "key", "group")
     assert row.subject == "shop.order:7"
 
 
@@ -262,12 +262,12 @@ def test_workers_are_mirrored_and_removed(storage, mirror, clock):
     storage.workers.register(f.worker("one", queues=("a", "b"), names=("x",)))
     storage.workers.register(f.worker("two"))
     mirror.copy_once()
-    assert tables.workers(clock.now()) == storage.workers.all()
+    assert workers() == storage.workers.all()
 
     storage.workers.unregister("one")
     clock.advance(6_000)
     mirror.copy_once()
-    assert [info.id for info in tables.workers(clock.now())] == ["two"]
+    assert [info.id for info in workers()] == ["two"]
 
 
 # Leaving.

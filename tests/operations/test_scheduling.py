@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from djqueue.operations.scheduling import firing_of, scheduling
 from djqueue.storage.base import Storage
 from djqueue.storage.chores import chores_of
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.journaled import JournaledStorage
 from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.redis import RedisStorage
+from djqueue.storage.scheduler import SchedulerStorage
 from djqueue.testing.clock import FakeClock
 from tests.support import eventually
 
@@ -55,30 +56,32 @@ def test_worker_fires_due_schedules(
     assert row.name == "mine"
 
 
-@pytest.mark.scheduler
-def test_database_client_fires_no_schedules(tables: None) -> None:
+def the_scheduler(folder: Path) -> SchedulerStorage:
+    storage = SchedulerStorage(folder=folder, clock=FakeClock(now=LONG_AGO))
+    storage.role.starts_here = True
+    storage.connect()
+    return storage
+
+
+def test_only_the_scheduler_process_fires_the_schedules_of_its_storage(tables: None, tmp_path: Path) -> None:
     a_row_that_is_due()
-    client = JournaledStorage(clock=FakeClock(now=LONG_AGO))
+    client = SchedulerStorage(folder=tmp_path / "s", clock=FakeClock(now=LONG_AGO))
+    storage = the_scheduler(tmp_path / "s")
     try:
         scheduling(client)()
         assert models.CronJob.objects.get().executions == 0
-        assert not models.Job.objects.exists()
-        client.standby = "never"
-        client.connect()
-        scheduling(client)()
+        scheduling(storage)()
         assert models.CronJob.objects.get().executions == 1
     finally:
         client.close()
+        storage.close()
 
 
-@pytest.mark.scheduler
-def test_slot_of_a_dead_database_scheduler_is_taken_over_at_once(
-    tables: None, monkeypatch: pytest.MonkeyPatch
+def test_slot_of_a_killed_scheduler_is_taken_over_at_once(
+    tables: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_row_that_is_due()
-    storage = JournaledStorage(clock=FakeClock(now=LONG_AGO))
-    storage.standby = "never"
-    storage.connect()
+    storage = the_scheduler(tmp_path / "s")
     try:
         with monkeypatch.context() as patch:
             patch.setattr(Firing, "_send", lambda *_: {}["died"])

@@ -7,7 +7,6 @@ import pytest
 from djqueue.core.job import Lease
 from djqueue.runtime.leasekeeper import Keeping
 from djqueue.runtime.leasetable import LeaseTable, LeaseTableView, TornReadError
-from djqueue.storage.capabilities import Capabilities
 
 LEASE = 12_000
 BIG = 1 << 90
@@ -44,13 +43,12 @@ def test_full_lease_table_rejects_claims_until_others_are_replaced(table):
     assert table.add(many)
 
 
-def test_lease_table_shows_worker_activity_shortest_lease_and_scheduler_claim(table):
+def test_lease_table_shows_worker_activity_and_shortest_lease(table):
     table.show_life(77)
     table.expect(3_000)
     table.expect(5_000)
-    table.set_scheduler_claim(b"holder 3", 2_000)
 
-    assert table.read() == LeaseTableView(77, 2_000, [], b"holder 3")
+    assert table.read() == LeaseTableView(77, 3_000, [])
 
 
 class Recorded:
@@ -58,9 +56,7 @@ class Recorded:
 
     def __init__(self) -> None:
         self.renewed: list[list[Lease]] = []
-        self.claims: list[bytes] = []
         self.fails = False
-        self.capabilities = Capabilities(scheduler=RecordedRole(self.claims))
 
     def renew(self, leases):
         if self.fails:
@@ -68,18 +64,8 @@ class Recorded:
         self.renewed.append(leases)
 
 
-class RecordedRole:
-    """The role of the scheduler, which notes the renewed claims."""
-
-    def __init__(self, claims: list[bytes]) -> None:
-        self._claims = claims
-
-    def renew(self, claim):
-        self._claims.append(claim)
-
-
-def seen(beat: int, leases: list[Lease] | None = None, claim: bytes = b"") -> LeaseTableView:
-    return LeaseTableView(beat, LEASE, [Lease("a", "1", 1)] if leases is None else leases, claim)
+def seen(beat: int, leases: list[Lease] | None = None) -> LeaseTableView:
+    return LeaseTableView(beat, LEASE, [Lease("a", "1", 1)] if leases is None else leases)
 
 
 def test_lease_keeper_does_nothing_while_its_worker_responds():
@@ -114,14 +100,6 @@ def test_lease_keeper_retries_failed_renewals_at_its_next_check(caplog):
 
     assert "could not renew the leases, retrying: away" in caplog.text
     assert storage.renewed == [[Lease("a", "1", 1)]]
-
-
-def test_lease_keeper_renews_claim_of_silent_scheduler():
-    storage = Recorded()
-
-    Keeping(storage, 60_000).look(seen(beat=1, claim=b"holder 3"), now=10_000)
-
-    assert (storage.claims, storage.renewed) == ([b"holder 3"], [])
 
 
 def test_lease_table_reader_never_sees_a_partial_change(table):

@@ -140,26 +140,24 @@ def test_signal_is_handled_while_the_event_loop_is_blocked(tmp_path):
     assert "1 completed" in workers.output
 
 
-def test_process_on_standby_can_be_stopped(tmp_path):
-    (tmp_path / "standing.py").write_text(
+def test_process_that_waits_for_its_storage_can_be_stopped(tmp_path):
+    (tmp_path / "waiting.py").write_text(
         "import threading\n"
         "from djqueue.storage.memory import MemoryStorage\n"
         "from djqueue.storage.capabilities import Capabilities\n"
         "class Role:\n"
-        "    standby, on_lost, on_standby, is_here = 'wait', None, None, True\n"
-        "    def claim(self):\n"
-        "        return None\n"
-        "class Standing(MemoryStorage):\n"
+        "    starts_here, on_lost, is_here = False, None, True\n"
+        "class Waiting(MemoryStorage):\n"
         "    capabilities = Capabilities(scheduler=Role())\n"
         "    def connect(self):\n"
-        "        print('standing by:', self.capabilities.scheduler.standby, flush=True)\n"
+        "        print('scheduler here:', self.capabilities.scheduler.starts_here, flush=True)\n"
         "        threading.Event().wait()\n"
     )
-    settings = 'DJQUEUE = {"STORAGE": {"BACKEND": "standing.Standing"}}'
+    settings = 'DJQUEUE = {"STORAGE": {"BACKEND": "waiting.Waiting"}}'
     project = Project(tmp_path, "", settings)
 
     with project.start_single() as workers:
-        workers.says("standing by: wait")
+        workers.says("scheduler here: True")
         workers.signal()
         assert workers.ends() == 0
 

@@ -121,7 +121,6 @@ def test_error_during_the_start_is_raised_and_leaves_no_threads(storage):
 
 
 def test_connecting_does_not_block_the_event_loop_of_the_caller(storage):
-    """A hot standby may wait for a long time."""
     connecting, let = threading.Event(), threading.Event()
 
     class Slow(MemoryStorage):

@@ -14,20 +14,18 @@ from django.db import connections
 
 from djqueue.client import Queue
 from djqueue.core import forks
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.runtime import Worker
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.journaled import JournaledStorage
 from djqueue.storage.memory import MemoryStorage
+from djqueue.storage.scheduler import SchedulerStorage
 from tests import servers
 from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.django_db(transaction=True)
 Made = list["weakref.ref[Any]"]
-STORAGES = (
-    *("memory", "database", "redis"),
-    *(pytest.param(kind, marks=pytest.mark.scheduler) for kind in ("scheduler", "client", "producer")),
-)
+STORAGES = ("memory", "database", "redis", "scheduler", "client", "producer")
 SPARE = 2
 """Descriptors of closed connections that SQLite keeps for the next ones, while another holds a lock."""
 
@@ -94,11 +92,16 @@ def on_a_loop(make: Callable[[], Storage]) -> Callable[[Made], None]:
     return run
 
 
+def as_scheduler(made: Made) -> None:
+    """A scheduler that is used in its own process."""
+    scheduler = started_scheduler()
+    used(scheduler, made)
+    scheduler.close()
+
+
 def as_client(made: Made) -> None:
     """A scheduler, and a client that uses its socket."""
-    scheduler, client = JournaledStorage(), JournaledStorage()
-    scheduler.connect()
-    client.role.standby = "work"
+    scheduler, client = started_scheduler(), SchedulerStorage(timeout=PATIENCE)
     try:
         used(client, made)
     finally:
@@ -109,13 +112,20 @@ def as_client(made: Made) -> None:
 
 def as_producer(made: Made) -> None:
     """A client where no scheduler runs."""
-    producer = JournaledStorage()
+    producer = SchedulerStorage()
     queue = Queue("leaks", storage=producer)
-    job_id = queue.enqueue(name="nothing").id
-    assert queue.cancel(job_id) is not None
-    assert queue.remove(job_id)
+    queue.enqueue(name="nothing")
+    with pytest.raises(StorageUnavailableError):
+        queue.counts()
     producer.close()
     made += [weakref.ref(producer), weakref.ref(queue)]
+
+
+def started_scheduler() -> SchedulerStorage:
+    scheduler = SchedulerStorage(timeout=PATIENCE)
+    scheduler.role.starts_here = True
+    scheduler.connect()
+    return scheduler
 
 
 def redis(options: dict[str, Any]) -> Callable[[], Storage]:
@@ -131,12 +141,13 @@ def ways(kind: str, request: pytest.FixtureRequest) -> list[Callable[[Made], Non
     """Return functions that use a storage of a kind and close it."""
     if kind == "client":
         return [as_client]
+    if kind == "scheduler":
+        return [as_scheduler]
     if kind == "producer":
         return [as_producer]
     makers: dict[str, Callable[[], Storage]] = {
         "memory": MemoryStorage,
         "database": DatabaseStorage,
-        "scheduler": JournaledStorage,
     }
     make = redis(request.getfixturevalue("redis_options")) if kind == "redis" else makers[kind]
     return [synchronously(make), on_a_loop(make)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from djqueue._version import __version__
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.errors import SchedulerRunningError, StorageUnavailableError
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Batch, Claimed, ClaimRequest, Claims, JobFailure, Lease, Outcome, WorkerInfo
 from djqueue.core.options import MAX_INTEGER, JobOptions
 from djqueue.core.states import State
@@ -31,8 +31,6 @@ CLEANING = 5_000
 """Milliseconds between two searches for expired queues."""
 BEAT = 5_000
 """Milliseconds between two heartbeats."""
-VACANCY = 30_000
-"""Milliseconds without a scheduler after which this process takes the role: longer than a restart takes."""
 RENEWALS = 3
 """Renewals within the length of a lease, or the expiry of a queue."""
 RENEWED_LONG_AGO = 3_600_000
@@ -62,9 +60,6 @@ class Broker:
         self._failing: set[str] = set()
         self._started_at = SYSTEM_CLOCK.now()
         self._registered = False
-        self._vacant_since: int | None = None
-        self.may_schedule = True
-        """Whether this process may become the scheduler of a storage that needs one."""
 
     def check(self) -> None:
         """Raise StorageUnavailableError if the storage does not answer."""
@@ -139,7 +134,6 @@ class Broker:
                 return
             self._maintenance = Periodic("djqueue-celery", lambda: ROUND, self._round, self.storage.resign)
             self._maintenance.start()
-        self._take_role()
 
     def leave(self, transport: "Transport") -> None:
         """End the maintenance if this was the last transport."""
@@ -152,9 +146,8 @@ class Broker:
 
     def _end_if_idle(self) -> bool:
         """End the maintenance if nothing is consumed: kombu keeps unused connections open."""
-        role = self.storage.capabilities.scheduler
         with self._lock:
-            if self._held or (role is not None and role.is_here):
+            if self._held:
                 return False
             if any(transport.is_consuming for transport in self._transports):
                 return False
@@ -254,35 +247,12 @@ class Broker:
             heartbeat=BEAT,
             version=__version__,
         )
-        try:
-            commands = self.storage.workers.register(info)
-        except StorageUnavailableError:
-            self._note_vacancy()
-            raise
-        self._vacant_since = None
+        commands = self.storage.workers.register(info)
         self._registered = True
         for command in commands:
             logger.warning(
                 "Ignored the command %r: control Celery workers with `celery control` and signals.", command
             )
-
-    def _note_vacancy(self) -> None:
-        now = SYSTEM_CLOCK.monotonic()
-        if self._vacant_since is None:
-            self._vacant_since = now
-        elif now - self._vacant_since >= VACANCY:
-            self._take_role()
-
-    def _take_role(self) -> None:
-        """Become the scheduler of a storage that needs one, unless another process is."""
-        role = self.storage.capabilities.scheduler
-        if role is None or role.is_here or not self.may_schedule:
-            return
-        role.standby = "never"
-        try:
-            self.storage.connect()
-        except SchedulerRunningError as error:
-            logger.debug("Not the scheduler: %s", error)
 
 
 def _lease(job: Claimed) -> Lease:

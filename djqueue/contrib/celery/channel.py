@@ -91,14 +91,11 @@ class MessageChannel(virtual.Channel):
         *virtual.Channel.from_transport_options,
         "priority_direction",
         "retention",
-        "scheduler",
     )
     priority_direction = DIRECTIONS[0]
     """`lowest_first`: priority 0 is delivered first, as with Redis; `highest_first`: 9, as with RabbitMQ."""
     retention: float = 0
     """Seconds for which records of acknowledged messages are kept."""
-    scheduler = True
-    """Whether a consumer becomes the scheduler of a storage that needs one, if there is none."""
 
     def __init__(self, connection: "Transport", **kwargs: Any) -> None:
         super().__init__(connection, **kwargs)

@@ -47,8 +47,6 @@ class Transport(virtual.Transport):
             {**client.transport_options, "ssl": client.ssl or client.transport_options.get("ssl")},
         )
         self.broker = broker_for(storage_at(where))
-        if client.transport_options.get("scheduler") is False:
-            self.broker.may_schedule = False
         self._woken = threading.Event()
         self._turn = 0
         self._waker: Waker | None = None

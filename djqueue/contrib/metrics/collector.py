@@ -73,9 +73,6 @@ DEFINITIONS = {
     "djqueue_workers_wanted": Definition(
         GaugeMetricFamily, (), "Number of workers with which all queues would keep their OBJECTIVE."
     ),
-    "djqueue_counts_capped": Definition(
-        GaugeMetricFamily, (), "1 if counts of jobs stop at 10,000 because no scheduler is running."
-    ),
     "djqueue_build_info": Definition(GaugeMetricFamily, ("version",), "1, with the version of djqueue."),
 }
 """Every metric, by name. The exposition adds `_total` to counters."""
@@ -135,7 +132,6 @@ class _Scrape:
         self._read_totals()
         self._read_jobs()
         self._read_workers(wanted)
-        self._add("djqueue_counts_capped", (), int(self.overview.capped))
         self._add("djqueue_build_info", (__version__,), 1)
 
     def _read_queues(self) -> None:

@@ -1,27 +1,16 @@
 """Claims: which waiting jobs become active, within the limits of their queues."""
 
-import logging
-
 from ..changes import PendingChanges
 from ..enginejob import EngineJob
-from ..errors import StorageUnavailableError
 from ..job import Claimed, ClaimRequest, Claims, JobFailure
 from ..joblists import ReadyJobs
 from ..queue import JobQueue, is_expired
 from ..shard import Shard
 from ..sharing import SharedLimiter
 from ..states import State
-from ..throttle import ThrottledLog
 from .context import EngineContext
 from .finisher import Settlement
 
-logger = logging.getLogger("djqueue.engine")
-unreadable = ThrottledLog(logger, 10.0)
-
-PREFETCH = 200
-"""Number of payloads that are read ahead of a claim, for each name."""
-UNREADABLE = 1_000
-"""Milliseconds until a claim is tried again whose payloads could not be read."""
 EXPIRED = JobFailure("djqueue.core.errors.JobTimeoutError", "the ttl expired before the job started")
 
 
@@ -96,9 +85,6 @@ class Claimer:
                 jobs = queue.ready.pop(count, names)
             else:
                 jobs = self._allowed(queue, names, count, tick)
-            if jobs and not _has_payloads(queue, jobs, names):
-                jobs = []
-                hints.append(UNREADABLE)
             started = 0
             if jobs:
                 started = self._start(shard, queue, jobs, request, now, tick, claimed, changes)
@@ -216,30 +202,6 @@ class Claimer:
             claimed.append(new(Claimed, fields))
         queue.tally.started += started
         return started
-
-
-def _has_payloads(queue: JobQueue, jobs: list[EngineJob], names: frozenset[str]) -> bool:
-    """Read the payloads of popped jobs that are still in the tables, and those of the next jobs with them.
-
-    If the tables cannot be read, the jobs wait again: the caller may have accepted outcomes or claimed other
-    jobs, which an error would hide.
-    """
-    unloaded = [job for job in jobs if job.unloaded is not None]
-    if not unloaded:
-        return True
-    source = unloaded[0].unloaded
-    assert source is not None
-    following = [job for job in queue.ready.upcoming(names, PREFETCH) if job.unloaded is not None]
-    try:
-        source.load([*unloaded, *following])
-    except StorageUnavailableError as error:
-        for job in reversed(jobs):
-            queue.ready.push(job, front=True)
-        unreadable.log(
-            logging.WARNING, queue.name, "Nothing was claimed from queue %s: %s", queue.name, error
-        )
-        return False
-    return True
 
 
 def _reserve(

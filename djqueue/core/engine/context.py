@@ -1,8 +1,7 @@
 """The state that the parts of an engine share: shards, claims, configuration, sources of time and ids."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 from itertools import count
 from random import Random
 
@@ -11,7 +10,6 @@ from ..enginejob import EngineJob
 from ..ids import IdSource, fnv1a32, shard_count
 from ..journal import Journal
 from ..metricstore import MetricKeeper
-from ..options import JobKey
 from ..queue import JobQueue, ProcessingShard, QueuePolicy
 from ..shard import Shard
 from ..sharing import NO_LIMITS, LimiterPolicy, SharedLimiter
@@ -41,7 +39,6 @@ class EngineContext:
         default_policy: QueuePolicy,
         limiters: Mapping[str, LimiterPolicy],
         metrics: MetricKeeper,
-        keep_finished: bool,
         cores: int | None,
     ) -> None:
         self.clock = clock
@@ -66,9 +63,6 @@ class EngineContext:
         self.changes = ChangeCounter()
         self.started = f"{clock.now()}:{self.random.getrandbits(32)}"
         """Identifies this engine in versions: another engine's version says nothing about its jobs."""
-        self.loaded: Callable[[Iterable[JobKey]], AbstractContextManager[None]] = _nothing_to_load
-        """Context manager that keeps ended jobs in the engine, also those that only the tables have."""
-        self._keep_finished = keep_finished
         self._rotation = count()
 
     # Queues and their jobs.
@@ -121,7 +115,6 @@ class EngineContext:
             policy,
             self.clock.monotonic,
             random=self.random,
-            keep_finished=self._keep_finished,
             shared=None if policy.limiter is None else limiter(policy.limiter),
         )
 
@@ -154,7 +147,3 @@ class EngineContext:
         if token >= self.least_token:
             self.least_token = token + 1
             self.tokens = count(self.least_token)
-
-
-def _nothing_to_load(_: Iterable[JobKey]) -> AbstractContextManager[None]:
-    return nullcontext()

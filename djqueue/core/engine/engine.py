@@ -49,7 +49,6 @@ class Engine:
         journal: receives every change; None for jobs that live in memory alone.
         policies: configuration of single queues; `default_policy` applies to the others.
         limiters: configuration of limiters that queues share.
-        keep_finished: whether records of ended jobs expire in the engine; otherwise the storage evicts them.
         cores: decides the number of shards, which never changes afterwards.
         metrics: store of metric buckets.
         incidents: receives what happened to jobs beyond what workers reported.
@@ -65,7 +64,6 @@ class Engine:
         policies: Mapping[str, QueuePolicy] | None = None,
         default_policy: QueuePolicy = DEFAULT_POLICY,
         limiters: Mapping[str, LimiterPolicy] | None = None,
-        keep_finished: bool = True,
         cores: int | None = None,
         metrics: MetricKeeper | None = None,
         incidents: Callable[[list[Incident]], None] | None = None,
@@ -79,7 +77,6 @@ class Engine:
             default_policy=default_policy,
             limiters=limiters or {},
             metrics=metrics or MetricStore(),
-            keep_finished=keep_finished,
             cores=cores,
         )
         self.settlement = settlement = Settlement(context, incidents)

@@ -103,19 +103,12 @@ class EngineJobs:
 
         Returns updated | retried | not_found | changed | unique_key_taken, or the state of the job.
         """
-        unmet = self._unmet(queue, [id]) if retry else []
-        if not unmet:
-            return self._replace_payload(queue, id, payload, old, retry=retry)
-        with self._context.loaded(unmet):
-            return self._replace_payload(queue, id, payload, old, retry=retry)
-
-    def _replace_payload(self, queue: str, job_id: str, payload: bytes, old: bytes, *, retry: bool) -> str:
         changes = PendingChanges()
         shard = self._context.shard(queue)
         now = self._context.clock.now()
         with shard.lock:
             job_queue = shard.find(queue)
-            job = job_queue.jobs.get(job_id)
+            job = job_queue.jobs.get(id)
             if job is None:
                 return "not_found"
             if job.state is not State.FAILED if retry else job.state not in PENDING:
@@ -124,7 +117,7 @@ class EngineJobs:
                 return "changed"
             if retry and job.options.unique_key and job_queue.unique.owner(job.options.unique_key, now):
                 return "unique_key_taken"
-            unmet = _unmet_of(job_queue, job_id)
+            unmet = _unmet_of(job_queue, id)
             if retry:
                 shard.revive(job_queue, job, now, changes, by_itself=False, unmet=unmet)
             job.payload = payload
@@ -185,12 +178,8 @@ class EngineJobs:
             For each job: retried | blocked_again | not_found | not_failed | unique_key_taken | rejected |
             dependency_gone.
         """
-        unmet = self._unmet(queue, ids)
-        if not unmet:
-            return self._retry(queue, ids, {}, by_itself=by_itself, dry_run=dry_run)
-        with self._context.loaded(unmet):
-            states = {key: self._state_of(key) for key in unmet}
-            return self._retry(queue, ids, states, by_itself=by_itself, dry_run=dry_run)
+        states = {key: self._state_of(key) for key in self._unmet(queue, ids)}
+        return self._retry(queue, ids, states, by_itself=by_itself, dry_run=dry_run)
 
     def _retry(
         self,

@@ -74,8 +74,6 @@ def _move_pending(
 
 def _give(source: Shard, queue: JobQueue, job: EngineJob, now: int, changes: PendingChanges) -> int:
     """Take a pending job out of its queue; return its number of automatic retries."""
-    if (payloads := job.unloaded) is not None:
-        payloads.load([job])  # Its row will be deleted.
     if source.journal is not None:
         source.journal.removed([job])
     unmet, job.unmet = job.unmet, None

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest, nsmallest
 
 from ..diagnostics import Finding
-from ..enginejob import EngineJob, load_payloads
+from ..enginejob import EngineJob
 from ..explain import Explanation, decide
 from ..graph import MAX_FLOW_JOBS, FlowGraph, FlowNode, JobLink, explore, link, walked
 from ..groups import GroupOverview
@@ -51,7 +51,6 @@ class EngineReads:
         records: list[JobRecord | None] = []
         with shard.lock:
             job_queue = shard.find(queue)
-            load_payloads(job for job_id in ids if (job := job_queue.jobs.get(job_id)) is not None)
             for job_id in ids:
                 job = job_queue.jobs.get(job_id)
                 if job is None:
@@ -97,14 +96,6 @@ class EngineReads:
         names = self._context.queue_names() if queues is None else queues
         found = [(name, self.states(name, [id])[0]) for name in names]
         return [(name, state) for name, state in found if state is not None]
-
-    def unique_owners(self, queue: str, key: str) -> list[EngineJob]:
-        """Return the live job of a queue that has a unique key, and the job that waits for its end."""
-        shard = self._context.shard(queue)
-        with shard.lock:
-            unique = shard.find(queue).unique
-            owner, successor = unique.owner(key, self._context.clock.now()), unique.waiting(key)
-        return [job for job in (owner, successor) if job is not None]
 
     def explain(self, queue: str, id: str) -> Explanation | None:
         """Explain why a job is not running; None for an unknown job."""
@@ -264,8 +255,6 @@ class EngineReads:
             bucket = limiter.bucket
             active = self._context.active_in(name)
             counts = _counts(queue, active)
-            for state in (State.COMPLETED, State.CANCELLED):
-                counts[state] += finished.stored[state]
             return QueueOverview(
                 name,
                 counts,

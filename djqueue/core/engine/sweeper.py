@@ -3,7 +3,7 @@
 from itertools import islice
 
 from ..changes import PendingChanges
-from ..enginejob import EngineJob, load_payloads
+from ..enginejob import EngineJob
 from ..job import AttemptRecord
 from ..maintenance import Swept
 from ..queue import JobQueue
@@ -108,7 +108,6 @@ class Sweeper:
                 changes.woken.add(name)
             queue.groups.forget_full()
             expired = queue.expired(now)
-            load_payloads(expired)  # Dead letters keep them.
             for job in expired:
                 shard.fail_pending(queue, job, "ttl_expired", EXPIRED, now, changes)
             queue.unique.sweep(now)

@@ -52,16 +52,12 @@ class EngineWorkers:
                 entry = self._entries[info.id] = _WorkerEntry(seen, tick)
             entry.info, entry.seen = seen, tick
             commands, entry.waiting = entry.waiting, ()
-        if self._context.journal is not None:
-            self._context.journal.worker_seen(info.id, seen)
         return commands
 
     def unregister(self, worker_id: str) -> None:
         """Remove a worker that has stopped."""
         with self._lock:
             self._entries.pop(worker_id, None)
-        if self._context.journal is not None:
-            self._context.journal.worker_seen(worker_id, None)
 
     def all(self) -> list[WorkerInfo]:
         """Return the workers that sent a heartbeat lately."""
@@ -155,25 +151,8 @@ class EngineLeases:
                     renewals.append(Renewal(False))
                     continue
                 job.lease_until = tick + self._context.policy(job.queue).lease
-                if context.journal is not None and job.process:
-                    context.journal.renewed(job)
                 renewals.append(Renewal(True, job.cancel_requested))
         return renewals
-
-    def renew_all(self) -> None:
-        """Extend all claims to a full lease from now."""
-        tick = self._context.clock.monotonic()
-        for processing in self._context.processing:
-            with processing.lock:
-                for job in processing.active.values():
-                    job.lease_until = tick + self._context.policy(job.queue).lease
-
-    def postpone(self, by: int) -> None:
-        """Extend all claims by the milliseconds for which they could not be renewed."""
-        for processing in self._context.processing:
-            with processing.lock:
-                for job in processing.active.values():
-                    job.lease_until += by
 
     def processes(self) -> set[str]:
         """Return the processes that hold claims, without the engine's own process."""

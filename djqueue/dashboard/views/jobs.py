@@ -111,7 +111,6 @@ class Tab(NamedTuple):
     jobs: int | None
     """None if unknown without counting."""
     url: str
-    capped: bool
 
 
 class Listed(NamedTuple):
@@ -318,13 +317,11 @@ def _tabs(
 ) -> list[Tab]:
     lines = [line for line in board.lines if wanted.queue in ("", line.name)]
     kept = {name: value for name, value in query.items() if name != "error"}
-    tabs = [Tab(ANY, _("any"), None, site.url("jobs", **kept, state=ANY), capped=False)] if has_any else []
+    tabs = [Tab(ANY, _("any"), None, site.url("jobs", **kept, state=ANY))] if has_any else []
     for state in State:
         count = sum(line.count(state) for line in lines)
-        # Without a scheduler, counting a queue stops there.
-        capped = board.capped and any(line.count(state) >= queries.CAP for line in lines)
         label = str(JobState(state.value).label)
-        tabs.append(Tab(state.value, label, count, site.url("jobs", **kept, state=state.value), capped))
+        tabs.append(Tab(state.value, label, count, site.url("jobs", **kept, state=state.value)))
     return tabs
 
 

@@ -17,7 +17,6 @@ from djqueue.core.states import State
 from djqueue.dashboard import (
     annotations,
     deadletters,
-    diagnostics,
     freshness,
     queries,
     rights,
@@ -36,7 +35,7 @@ WORST = 5
 AGES = 10_000
 """Milliseconds for which the chart may show the same ages of waiting jobs."""
 SELDOM = 15_000
-"""Milliseconds before slow reads are repeated: the scheduler's diagnostics and the groups of errors."""
+"""Milliseconds before slow reads are repeated: the storage's diagnostics and the groups of errors."""
 
 
 class Fact(NamedTuple):
@@ -134,7 +133,7 @@ def _health(
     live, paused = len(seen) - silent, sum(line.row.paused for line in board.lines)
     stuck = sum(one.jobs for line in board.lines for one in line.unhandled)
     facts = [
-        *_scheduler(request, site),
+        _storage(request, site),
         Fact(_("Oldest waiting job"), waits, site.url("queues", sort="age"), at=since),
         Fact(_("Workers"), live, workers, "ok" if seen else "bad"),
         Fact(_("Silent workers"), silent, workers, "bad" if silent else "ok"),
@@ -149,25 +148,16 @@ def _health(
     return facts
 
 
-def _scheduler(request: HttpRequest, site: DashboardSite) -> list[Fact]:
-    """Return facts about the storage and its scheduler, without addresses."""
+def _storage(request: HttpRequest, site: DashboardSite) -> Fact:
+    """Return whether the storage answers."""
     url = site.url("storage") if site.may_open(request, "storage") else ""
     try:
         cached = snapshots.read("diagnostics", lambda: get_storage().reads.diagnostics(), fresh=SELDOM)
     except StorageError:
-        return [Fact(_("Storage"), _("unreachable"), url, "bad")]
-    lines = {line.key: line for line in cached.value.lines}
-    storage = (_("unreachable"), url, "bad") if cached.error else (_("reachable"), url, "ok")
-    found = [Fact(_("Storage"), *storage)]
-    holder, tick = lines.get("scheduler.holder"), lines.get("scheduler.tick")
-    if holder is not None:
-        hangs = get_storage().outage is not None
-        status = _("running") if holder.level == "ok" else _("not running")
-        level = "bad" if hangs else holder.level
-        found.append(Fact(_("Scheduler"), _("unreachable") if hangs else status, url, level))
-    if tick is not None:
-        found.append(Fact(_("Last sweep"), diagnostics.translated(tick).value, url, tick.level))
-    return found
+        return Fact(_("Storage"), _("unreachable"), url, "bad")
+    if cached.error:
+        return Fact(_("Storage"), _("unreachable"), url, "bad")
+    return Fact(_("Storage"), _("reachable"), url, "ok")
 
 
 def _silent(board: queries.Board, seen: Sequence[WorkerInfo]) -> list[WorkerInfo]:

@@ -81,7 +81,7 @@ class RunworkersHelpFormatter(RawDescriptionHelpFormatter, DjangoHelpFormatter):
 
 
 class Command(BaseCommand):
-    """Runs workers, and with the database storage the scheduler, under a supervisor or in this process."""
+    """Runs workers, and what else the storage needs, under a supervisor or in this process."""
 
     help = HELP
 
@@ -90,7 +90,7 @@ class Command(BaseCommand):
     celery: "CeleryTasks | None" = None
     """Handler of the messages of `--celery`."""
     was_replaced = False
-    """Whether another process has become the scheduler of the database."""
+    """Whether another process has become the scheduler."""
     attempt_count: AttemptCount | None = None
     """Attempts of all processes of the worker, with `--max-jobs`."""
 
@@ -176,16 +176,8 @@ class Command(BaseCommand):
             help="Name of this worker (default: host, process ID and a random part).",
         )
         parser.add_argument(
-            "--standby",
-            choices=["wait", "never", "work"],
-            default="wait",
-            help="No effect with the database storage and Redis, which need no scheduler process.",
-        )
-        parser.add_argument(
             "--join",
-            action="store_const",
-            dest="standby",
-            const="work",
+            action="store_true",
             help="Start workers for the scheduler that another runworkers of this machine runs. No effect "
             "with storages without a scheduler process.",
         )
@@ -258,10 +250,7 @@ class Command(BaseCommand):
             worker.attempt_count = self.attempt_count
             keeper = self._keeper(worker)
             try:
-                self._connect(worker, "work" if is_child else options["standby"])
-                scheduler = worker.storage.capabilities.scheduler
-                if keeper is not None and scheduler is not None and (claim := scheduler.claim()) is not None:
-                    keeper.table.set_scheduler_claim(*claim)
+                self._connect(worker, starts_scheduler=not is_child and not options["join"])
                 declare_now(worker.storage)
                 annotate_version(worker.storage)
                 if is_child:
@@ -281,7 +270,6 @@ class Command(BaseCommand):
                 self.stdout.write(STOPPED_EARLY)
             finally:
                 if keeper is not None:
-                    # Before the storage releases the scheduler's lease.
                     keeper.close()
                 self._close(worker.storage)
         if verbosity:
@@ -305,7 +293,8 @@ class Command(BaseCommand):
                 if not worker.handlers:
                     self.stderr.write(self.style.WARNING(NO_HANDLERS))
                 run_child = partial(self._run_child, options)
-                children = roles(worker.storage, number, options["standby"], options["worker_id"], run_child)
+                joins = options["join"]
+                children = roles(worker.storage, number, options["worker_id"], run_child, joins=joins)
                 self._close(worker.storage)
             except KeyboardInterrupt:
                 self.stdout.write(STOPPED_EARLY)
@@ -390,7 +379,7 @@ class Command(BaseCommand):
         worker.lease_table = keeper.table
         return keeper
 
-    def _connect(self, worker: Worker, standby: str) -> None:
+    def _connect(self, worker: Worker, *, starts_scheduler: bool) -> None:
         def on_lost() -> None:
             self.was_replaced = True
             worker.stop()
@@ -398,7 +387,7 @@ class Command(BaseCommand):
         storage = worker.storage
         scheduler = storage.capabilities.scheduler
         if scheduler is not None:
-            scheduler.standby = standby
+            scheduler.starts_here = starts_scheduler
             scheduler.on_lost = on_lost
         storage.connect()
 

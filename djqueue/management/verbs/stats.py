@@ -35,7 +35,7 @@ def stats(options: Options, output: Output) -> None:
     """Count the jobs of each queue."""
     overview = _overview(options)
     rows = [_described(one, overview.at) for one in overview.queues]
-    output.document({"at": to_datetime(overview.at), "capped": overview.capped, "queues": rows})
+    output.document({"at": to_datetime(overview.at), "queues": rows})
     states = [state.value for state in State]
     output.table(
         ["queue", *states, "oldest", "paused"],

@@ -276,7 +276,7 @@ JOB = (
     *("id", "queue", "job_id", "name", "state", "priority", "payload", "content_type", "options"),
     *("unique_key", '"group"', "subject", "created_at", "run_at", "started_at", "finished_at", "expires_at"),
     *("attempts", "failures", "stalls", "worker", "reason", "error_type", "error_message", "traceback"),
-    *("progress", "items", "retries", "inbox"),
+    *("progress", "items", "retries"),
 )
 UNIQUE_KEY = ("queue", "key", "owner", "expires_at")
 QUEUE = ("name", "paused", "limits_set", "rate_capacity", "rate_per", "concurrency")
@@ -470,7 +470,7 @@ class TableRestore:
             *(expires_at, job.attempts, job.failures, job.stalls, clean(job.worker, TEXT_LIMIT)),
             *(clean(job.reason, TEXT_LIMIT), clean(error.type, TEXT_LIMIT), clean(error.message)),
             *(clean(error.traceback), None if job.progress is None else encode(job.progress, MSGPACK)),
-            *(0 if job.stream is None else job.stream.count, retries, False),
+            *(0 if job.stream is None else job.stream.count, retries),
         )
 
     def _add_belongings(self, job: EngineJob) -> None:

@@ -30,11 +30,11 @@ NEW_JOB = (
     *("id", "queue", "job_id", "name", "state", "priority", "payload", "content_type", "options"),
     *("unique_key", '"group"', "subject", "created_at", "run_at", "expires_at"),
     *("attempts", "failures", "stalls", "worker", "reason", "error_type", "error_message", "traceback"),
-    *("items", "inbox", "token", "process"),
+    *("items", "token", "process"),
 )
 """Columns of a new job."""
 NO_OPTIONS = JobOptions()
-UNTOUCHED = (0, 0, 0, "", "", "", "", "", 0, False, 0, "")
+UNTOUCHED = (0, 0, 0, "", "", "", "", "", 0, 0, "")
 TOKENS = 20
 """Bits of a token for the number of the job's claim; the others are its primary key."""
 HOT = ("djqueue_delayed", "djqueue_held", "djqueue_ready", "djqueue_claim")

@@ -22,7 +22,11 @@ Done = Callable[[BaseException | None], None]
 Row = tuple[Any, ...]
 
 KEY = rows.KEY
-STATE = (*rows.CHANGED_JOB[len(rows.JOB_KEY) :], "progress", "items", "retries")
+STATE = (
+    *("state", "run_at", "started_at", "finished_at", "expires_at", "attempts", "failures", "stalls"),
+    *("worker", "reason", "error_type", "error_message", "traceback", "token", "process"),
+    *("progress", "items", "retries"),
+)
 """Columns that change while a job lives."""
 WHOLE = (*rows.NEW_JOB, *(name for name in STATE if name not in rows.NEW_JOB))
 MORE = [STATE.index(name) for name in WHOLE[len(rows.NEW_JOB) :]]
@@ -142,23 +146,18 @@ class UnwrittenChanges:
 
     # Rows. The caller holds all locks of the engine.
 
-    def tables(self, context: EngineContext, lag: int) -> list[TableChange]:
-        """Return the changes of the tables, in order.
-
-        Args:
-            context: The engine's.
-            lag: Milliseconds from the engine's monotonic time to UTC.
-        """
+    def tables(self, context: EngineContext) -> list[TableChange]:
+        """Return the changes of the tables, in order."""
         found: list[TableChange] = []
         if self.gone:
             gone = list(self.gone)
             found += [TableChange("delete", model, (), gone) for model in (models.Job, *rows.OWNED)]
-        self._jobs(found, context, lag)
+        self._jobs(found, context)
         self._parts(found, context)
         self._settings(found, context)
         return [change for change in found if change.rows]
 
-    def _jobs(self, found: list[TableChange], context: EngineContext, lag: int) -> None:
+    def _jobs(self, found: list[TableChange], context: EngineContext) -> None:
         new: list[EngineJob] = []
         whole: list[Row] = []
         changed: list[Row] = []
@@ -172,7 +171,7 @@ class UnwrittenChanges:
             if is_whole and not job.started_at and job.state not in TERMINAL and job.progress is None:
                 new.append(job)
             else:
-                state = _state(queue, job, lag)
+                state = _state(queue, job)
                 if is_whole:
                     [row] = rows.new_rows([job]).values()
                     whole.append((*row, *(state[place] for place in MORE)))
@@ -277,11 +276,29 @@ def _queue_of(context: EngineContext, job: EngineJob) -> JobQueue | None:
     return queue if queue is not None and queue.is_there(job) else None
 
 
-def _state(queue: JobQueue, job: EngineJob, lag: int) -> Row:
-    values = rows.changed_row(job, queue.policy.retention.of(job.state), lag)[len(rows.JOB_KEY) :]
-    progress = None if job.progress is None else encode(job.progress, MSGPACK)
-    items = 0 if job.stream is None else job.stream.count
-    return (*values, progress, items, queue.dead.retries_of(job.id))
+def _state(queue: JobQueue, job: EngineJob) -> Row:
+    error = job.error or rows.NO_ERROR
+    is_active = job.state is State.ACTIVE
+    reason = rows.CANCEL_REQUESTED if is_active and job.cancel_requested else job.reason
+    return (
+        job.state.value,
+        job.run_at,
+        job.started_at or None,
+        job.finished_at or None,
+        rows.expiry(job, queue.policy.retention.of(job.state)),
+        job.attempts,
+        job.failures,
+        job.stalls,
+        rows.clean(job.worker, rows.TEXT_LIMIT),
+        rows.clean(reason, rows.TEXT_LIMIT),
+        rows.clean(error.type, rows.TEXT_LIMIT),
+        rows.clean(error.message),
+        rows.clean(error.traceback),
+        *((job.token, job.process) if is_active else (job.last_token, "")),
+        None if job.progress is None else encode(job.progress, MSGPACK),
+        0 if job.stream is None else job.stream.count,
+        queue.dead.retries_of(job.id),
+    )
 
 
 def _keys(jobs: Iterable[EngineJob]) -> list[JobKey]:

@@ -9,7 +9,7 @@ import logging
 import math
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 from django.db import Error, connections
 
@@ -19,7 +19,7 @@ from djqueue.core.deadline import remaining
 from djqueue.core.engine import Engine
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.job import DeadLetterRecord, WorkerInfo
+from djqueue.core.job import DeadLetterRecord
 from djqueue.core.journal import Journal
 from djqueue.core.options import JobKey
 from djqueue.core.shown import in_one_line
@@ -142,15 +142,10 @@ class TableJournal(Journal):
 
     completed = changed
 
-    def accepted(self, job: EngineJob) -> None:
-        raise NotImplementedError  # No rows are inserted past the scheduler.
-
     def updated(self, job: EngineJob) -> None:
         with self._noting() as changes:
             changes.jobs[job] = True
             changes.revived[job.queue, job.id] = None
-
-    stepped = updated
 
     def died(self, job: EngineJob, letter: DeadLetterRecord) -> None:
         with self._noting() as changes:
@@ -198,26 +193,6 @@ class TableJournal(Journal):
         queue = self.engine.context.existing(key[0])
         if queue is not None and (job := queue.jobs.get(key[1])) is not None:
             self.trimmed([job])  # Its result may have expired while others held the record.
-
-    def put_off(self, key: JobKey) -> None:
-        """Do nothing: a restarted scheduler finds out who holds which records."""
-
-    def renewed(self, job: EngineJob) -> None:
-        """Do nothing: leases are in memory alone."""
-
-    def postponed(self, letter: DeadLetterRecord) -> None:
-        queue = self.engine.context.existing(letter.queue)
-        if queue is not None and (job := queue.jobs.get(letter.id)) is not None:
-            self.changed(job)
-
-    def clock_set(self, offset: int) -> None:
-        """Do nothing: a restarted scheduler does not know whether the clock was set meanwhile."""
-
-    def together(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def worker_seen(self, worker_id: str, info: WorkerInfo | None) -> None:
-        """Do nothing: workers are in memory alone, and register again."""
 
     # Changes of the scheduler.
 
@@ -372,8 +347,7 @@ class TableJournal(Journal):
                 self._known = names
             if changes.everything:
                 self._add_everything(changes)
-            lag = self._clock.now() - self._clock.monotonic()
-            return changes, changes.tables(context, lag)
+            return changes, changes.tables(context)
         finally:
             for lock in locks:
                 lock.release()

@@ -162,7 +162,7 @@ class SchedulerStorage(Storage):
 
         Raises SchedulerRunningError if another process is the scheduler already.
         """
-        if self.role.standby == "work" or self._scheduler is not None:
+        if not self.role.starts_here or self._scheduler is not None:
             return
         scheduler = self._make(lost=self.role.lost)
         scheduler.open()
@@ -327,9 +327,8 @@ class ProcessRoleOfScheduler(SchedulerRole):
     """The role that a process has when it connects."""
 
     def __init__(self, storage: SchedulerStorage) -> None:
-        self.standby = "work"
+        self.starts_here = False
         self.on_lost: Callable[[], None] | None = None
-        self.on_standby: Callable[[], None] | None = None
         self._storage = storage
 
     @property
@@ -339,13 +338,6 @@ class ProcessRoleOfScheduler(SchedulerRole):
     @property
     def clock(self) -> Clock:
         return self._storage.clock
-
-    def claim(self) -> tuple[bytes, int] | None:
-        """Return None: a scheduler that cannot run answers no other process, which could take its place."""
-        return None
-
-    def renew(self, claim: bytes) -> None:
-        """Do nothing: there is no claim."""
 
     def lost(self) -> None:
         """Call `on_lost`."""

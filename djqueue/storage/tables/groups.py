@@ -1,6 +1,6 @@
 """Read and write the limits of queues and groups, and the group mode of each queue."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 from djqueue import models
@@ -49,16 +49,3 @@ def recorded_modes(alias: str, queues: Collection[str] | None = None) -> dict[st
     for some in chunked(list(queues)):
         found.update(rows.filter(queue__in=some).values_list("queue", "mode"))
     return found
-
-
-def record_modes(alias: str, modes: Mapping[str, str]) -> None:
-    """Record the modes of queues, of those that have none recorded."""
-    rows = models.GroupState.objects.using(alias)
-    # In order: two processes that insert the same rows in other orders would wait for one another.
-    for queues in chunked(sorted(modes)):
-        rows.bulk_create(
-            [rows.model(queue=queue, group="", mode=modes[queue]) for queue in queues], ignore_conflicts=True
-        )
-        for mode in {modes[queue] for queue in queues}:
-            some = [queue for queue in queues if modes[queue] == mode]
-            rows.filter(queue__in=some, group="", mode="").update(mode=mode)

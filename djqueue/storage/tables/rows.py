@@ -43,7 +43,6 @@ NEW_JOB = (
     "subject",
     "created_at",
     "run_at",
-    "inbox",
 )
 """Fields of a new job; the others have their defaults."""
 UNTOUCHED = {
@@ -62,30 +61,8 @@ UNTOUCHED = {
     "items": 0,
     "token": 0,
     "process": "",
-    "leased_until": None,
 }
 """Fields with their defaults in a new job."""
-CHANGED_JOB = (
-    *JOB_KEY,
-    "state",
-    "run_at",
-    "started_at",
-    "finished_at",
-    "expires_at",
-    "attempts",
-    "failures",
-    "stalls",
-    "worker",
-    "reason",
-    "error_type",
-    "error_message",
-    "traceback",
-    "inbox",
-    "token",
-    "process",
-    "leased_until",
-)
-LEASE = (*JOB_KEY, "leased_until")
 RESULT = (*KEY, "content_type", "result", "completed_at", "expires_at")
 ATTEMPT = (
     *KEY,
@@ -98,8 +75,6 @@ ATTEMPT = (
     "error_message",
     "traceback",
 )
-ATTEMPT_NAMED = 6
-"""Number of these fields that identify an attempt."""
 LOG = (*KEY, "at", "line")
 LETTER = (
     *KEY,
@@ -118,18 +93,12 @@ ITEM = (*KEY, "number", "run", "item")
 ITEM_KEY = (*KEY, "number")
 MENTION = (*KEY, "name", "state", "created_at", "run_at", "started_at", "finished_at", "reason")
 """Fields of `JobSummary`."""
-UPDATE = (*JOB_KEY, "priority", "payload", "options")
-OPTIONS_UPDATE = (*JOB_KEY, "priority", "options")
-"""Like `UPDATE`, for a job whose payload has stayed in the table."""
 NO_ERROR = JobFailure("", "", "")
 KEEP, KEEP_RESULTS = Keep(), KeepResults()
 TEXT_LIMIT = 255
 """Maximum length of columns with a name, in characters."""
 CANCEL_REQUESTED = "cancel_requested"
 """Reason of an active job whose cancellation was requested."""
-REPLACES_CANCELLED = "replaces_cancelled"
-"""Process of a row in the inbox whose producer deleted the row of a cancelled job with the same id. With it
-the scheduler corrects its count of cancelled jobs; nothing else reads it, and taking the row in clears it."""
 
 
 @lru_cache(maxsize=256)
@@ -157,7 +126,7 @@ def unpack_options(data: bytes) -> JobOptions:
     return JobOptions.from_dict(msgpack.unpackb(data))
 
 
-def new_rows(jobs: Iterable[EngineJob], *, inbox: bool = False) -> dict[tuple[str, str], Row]:
+def new_rows(jobs: Iterable[EngineJob]) -> dict[tuple[str, str], Row]:
     """Return new jobs as `NEW_JOB`, by key."""
     found = {}
     options, packed = None, b""
@@ -179,62 +148,8 @@ def new_rows(jobs: Iterable[EngineJob], *, inbox: bool = False) -> dict[tuple[st
             options.subject,
             job.created_at,
             job.run_at,
-            inbox,
         )
     return found
-
-
-def alike_rows(job: EngineJob, ids: Iterable[str], payloads: Iterable[bytes]) -> list[Row]:
-    """Return jobs for the inbox as `NEW_JOB`, which have only ids and payloads of their own."""
-    [row] = new_rows([job], inbox=True).values()
-    queue, _, name, state, priority, _, *rest = row
-    return [
-        (queue, job_id, name, state, priority, payload, *rest)
-        for job_id, payload in zip(ids, payloads, strict=True)
-    ]
-
-
-def changed_row(job: EngineJob, keep: Keep = KEEP, lag: int = 0, own: str = "") -> Row:
-    """Return a job's changing fields as `CHANGED_JOB`.
-
-    Args:
-        job: The job.
-        keep: Its queue's retention, if it has ended.
-        lag: Milliseconds from the engine's monotonic time to UTC.
-        own: The process of claims that name none.
-    """
-    error = job.error or NO_ERROR
-    reason = job.reason
-    claim: Row = (job.last_token, "", None)
-    if job.state is State.ACTIVE:
-        claim = (job.token, job.process or own, job.lease_until + lag)
-        if job.cancel_requested:
-            reason = CANCEL_REQUESTED
-    return (
-        job.queue,
-        job.id,
-        job.created_at,
-        job.state.value,
-        job.run_at,
-        job.started_at or None,
-        job.finished_at or None,
-        expiry(job, keep),
-        job.attempts,
-        job.failures,
-        job.stalls,
-        clean(job.worker, TEXT_LIMIT),
-        clean(reason, TEXT_LIMIT),
-        clean(error.type, TEXT_LIMIT),
-        clean(error.message),
-        clean(error.traceback),
-        False,
-        *claim,
-    )
-
-
-def lease_row(job: EngineJob, lag: int) -> Row:
-    """Return the lease of an active job as `LEASE`; `lag` as for `changed_row`."""
-    return (*job_key(job), job.lease_until + lag)
 
 
 def expiry(job: EngineJob, keep: Keep) -> int | None:
@@ -243,16 +158,6 @@ def expiry(job: EngineJob, keep: Keep) -> int | None:
         return None
     kept = keep.shorten(job.options.kept)
     return None if kept is None else job.finished_at + kept
-
-
-def update_row(job: EngineJob) -> Row:
-    """Return the fields of a pending job that callers can change, as `UPDATE`."""
-    return (*job_key(job), job.options.priority, job.payload, pack_options(job.options))
-
-
-def options_row(job: EngineJob) -> Row:
-    """Return the options of a pending job, as `OPTIONS_UPDATE`."""
-    return (*job_key(job), job.options.priority, pack_options(job.options))
 
 
 def result_row(job: EngineJob, keep: KeepResults = KEEP_RESULTS) -> Row:
@@ -307,11 +212,6 @@ def progress_row(job: EngineJob) -> Row:
     return (*job_key(job), encode(job.progress, MSGPACK))
 
 
-def items_row(job: EngineJob) -> Row:
-    """Return `JOB_KEY` and the number of items that the last attempt has sent."""
-    return (*job_key(job), 0 if job.stream is None else job.stream.count)
-
-
 def item_rows(job: EngineJob, items: Sequence[bytes]) -> list[Row]:
     """Return the last items of the attempt as `ITEM`."""
     assert job.stream is not None
@@ -358,7 +258,7 @@ def raw_values(rows: QuerySet[Any], names: Sequence[str]) -> Iterable[Row]:
 
 
 def job_from_row(row: Row) -> EngineJob:
-    """Convert a row of `JOB_FIELDS` to an engine job. An active job's lease is in UTC milliseconds."""
+    """Convert a row of `JOB_FIELDS` to an engine job."""
     (
         queue,
         job_id,
@@ -373,7 +273,6 @@ def job_from_row(row: Row) -> EngineJob:
         _subject,
         created_at,
         run_at,
-        _inbox,
         started_at,
         finished_at,
         _expires_at,
@@ -389,7 +288,6 @@ def job_from_row(row: Row) -> EngineJob:
         items,
         token,
         process,
-        leased_until,
     ) = row
     unpacked = unpack_options(bytes(options))
     job = EngineJob(job_id, queue, name, bytes(payload), unpacked, State(state), created_at, run_at)
@@ -406,7 +304,7 @@ def job_from_row(row: Row) -> EngineJob:
     if progress is not None:
         job.progress = decode(bytes(progress), MSGPACK)
     if job.state is State.ACTIVE:
-        job.token, job.lease_until = token, leased_until or 0
+        job.token = token
     else:
         job.last_token = token
     job.process = process

@@ -102,7 +102,6 @@ class InsightContract(StorageCase):
         found = storage.reads.overview()
 
         assert found.queues == []
-        assert not found.capped
         assert abs(found.at - self.now(storage)) < 60_000
 
     def test_overview_of_unused_queue_is_empty(self, storage: Storage) -> None:

@@ -37,7 +37,6 @@ def test_jobs_are_counted_by_queue_and_state(monitored):
     assert found.value("djqueue_jobs", queue="emails", state="active") == 1
     assert found.value("djqueue_queue_paused", queue="emails") == 1
     assert found.value("djqueue_queue_paused", queue=QUEUE) == 0
-    assert found.value("djqueue_counts_capped") == 0
 
 
 def test_processed_jobs_are_counted_by_outcome(monitored):

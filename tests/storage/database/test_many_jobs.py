@@ -107,6 +107,24 @@ def die():
     raise DeathError
 
 
+# Pages.
+
+
+@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("newest_first", [True, False])
+def test_page_of_jobs_reads_a_range_of_an_index(make, plans, state, newest_first):
+    storage = make()
+    for _ in range(3):
+        enqueue(storage)
+    del plans[:]
+
+    for cursor in (None, ">5:7" if newest_first else "<5:7"):
+        storage.reads.cursor_page(QUEUE, state, 50, cursor, newest_first)
+
+    found = sorts_and_scans(plans, "SELECT")
+    assert not [step for step in found if "json_each" not in step]  # the ids of the page
+
+
 # Obliterate.
 
 

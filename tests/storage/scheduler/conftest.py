@@ -55,7 +55,7 @@ def make_storage(tables: None, tmp_path: Path) -> Iterator[MakeStorage]:
             storage = SchedulerStorage(**{"folder": tmp_path / "s", "timeout": PATIENCE, **options})
             stack.callback(storage.close)
             if here:
-                storage.role.standby = "never"
+                storage.role.starts_here = True
                 storage.connect()
             return storage
 

@@ -23,7 +23,7 @@ def storage(folder: str, *, here: bool = False, timeout: float = 30.0):
 
     with closing(SchedulerStorage(folder=folder, timeout=timeout)) as made:
         if here:
-            made.role.standby = "never"
+            made.role.starts_here = True
             made.connect()
         yield made
 

@@ -18,6 +18,7 @@ class SchedulerCase(contract.StorageCase):
         self.clock.advance(milliseconds)
 
 
+@pytest.mark.scheduler
 class TestForAClient(SchedulerCase, ManyExamples, contract.StorageContract):
     """The whole contract from another process's point of view."""
 

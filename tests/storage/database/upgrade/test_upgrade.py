@@ -247,7 +247,6 @@ def test_job_of_an_old_producer_is_carried_over_by_another_upgrade(former):
         job_id="late",
         payload=b"",
         options=b"\x80",
-        inbox=True,
     )
 
     assert upgrade()["written"]["jobs"] == JOBS + 1

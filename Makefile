@@ -10,6 +10,9 @@ LANES = $(BIN)/python -m tools.lanes run
 export PYTHON
 
 .DEFAULT_GOAL := help
+# The server that the storage of the demo needs.
+DEMO_SERVER = $(patsubst postgres,postgresql,$(filter postgres redis,$(ARGS)))
+
 .PHONY: help install test test-all test-databases test-thorough test-postgresql test-scheduler test-sandbox test-spark test-spark-cluster test-spark-versions test-compat lint format mutants chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
@@ -86,10 +89,14 @@ soak: install ## Run mixed load with faults for an hour on each storage; ARGS="-
 bench: install ## Measure speed and size; ARGS="--as-user", ARGS="--peers" or ARGS="--storage memory"
 	$(BIN)/python -m tools.benchmarks $(ARGS)
 
-demo: $(VENV)/.demo-installed ## Start the demo project: web server and workers, admin/admin
+demo: $(VENV)/.demo-installed ## Start the demo project, admin/admin; ARGS="--storage postgres|redis|scheduler"
+	@scripts/system-packages.sh $(DEMO_SERVER)
+	@$(if $(DEMO_SERVER),scripts/make-venv.sh $(VENV) -e '.[redis]' 'psycopg[binary]>=3.2')
 	$(BIN)/python -m demo_project.demo $(ARGS)
 
-demo-check: $(VENV)/.demo-installed ## Run the demo without a browser; it ends by itself
+demo-check: $(VENV)/.demo-installed ## Run the demo without a browser; it ends by itself; ARGS as for demo
+	@scripts/system-packages.sh $(DEMO_SERVER)
+	@$(if $(DEMO_SERVER),scripts/make-venv.sh $(VENV) -e '.[redis]' 'psycopg[binary]>=3.2')
 	$(BIN)/python -m demo_project.demo --check $(ARGS)
 
 demo-spark: $(VENV)/.spark-installed ## Run the demo's claims through Spark; it ends by itself; ARGS="--month 1 --serve"

@@ -1,4 +1,7 @@
-"""Settings of the demo project: SQLite, files, and djqueue with no setting of its own."""
+"""Settings of the demo project: SQLite, files, and djqueue with no setting of its own.
+
+`make demo ARGS="--storage …"` puts another storage in their place.
+"""
 
 import os
 from pathlib import Path
@@ -95,3 +98,24 @@ STORAGES = {
 EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
 EMAIL_FILE_PATH = VAR_DIR / "mail"
 DEFAULT_FROM_EMAIL = "claims@flights.example"
+
+# Set by the demo's command, which starts the server.
+STORAGE = os.environ.get("DJQUEUE_DEMO_STORAGE", "sqlite")
+PORT = os.environ.get("DJQUEUE_DEMO_PORT", "")
+if STORAGE == "postgres":
+    DATABASES["default"] = {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": "postgres",
+        "HOST": "127.0.0.1",
+        "PORT": PORT,
+        "USER": "djqueue",
+    }
+elif STORAGE == "redis":
+    DJQUEUE = {
+        "STORAGE": {
+            "BACKEND": "djqueue.storage.redis.RedisStorage",
+            "OPTIONS": {"URL": f"redis://127.0.0.1:{PORT}/0"},
+        }
+    }
+elif STORAGE == "scheduler":
+    DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.scheduler.SchedulerStorage"}}

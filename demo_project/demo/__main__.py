@@ -12,7 +12,11 @@ from pathlib import Path
 
 import django
 
+from .children import free_port
 from .terminal import VAR, end_with
+
+PLACE = Path(__file__).resolve().parents[1] / "var"
+STORAGES = ("sqlite", "postgres", "redis", "scheduler")
 
 
 def main() -> int:
@@ -20,6 +24,10 @@ def main() -> int:
     with ExitStack() as stack:
         if options.check:
             os.environ[VAR] = str(fresh_directory(stack))
+        else:
+            os.environ[VAR] = str(own_directory(options.storage))
+        os.environ["DJQUEUE_DEMO_STORAGE"] = options.storage
+        os.environ["DJQUEUE_DEMO_PORT"] = str(free_port())
         os.environ["DJANGO_DEBUG"] = "0"
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", "demo_project.settings")
         django.setup()
@@ -36,6 +44,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--flights", type=positive, metavar="N", help="take the first N of the 336,776 flights only"
     )
+    parser.add_argument(
+        "--storage",
+        choices=STORAGES,
+        default="sqlite",
+        help="where the jobs are (default: sqlite); starts the server that it needs",
+    )
     return parser.parse_args()
 
 
@@ -44,6 +58,12 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError("at least one flight is needed")
     return number
+
+
+def own_directory(storage: str) -> Path:
+    """Return the folder of the demo on a storage: SQLite's, or one in it."""
+    folder = Path(os.environ.get(VAR) or PLACE)
+    return folder if storage == "sqlite" else folder / storage
 
 
 def fresh_directory(stack: ExitStack) -> Path:

@@ -27,7 +27,9 @@ class ChildError(Exception):
 class Child:
     """A program in a process group of its own: Ctrl-C reaches the parent alone."""
 
-    def __init__(self, name: str, *command: str, log: Path, debug: bool = False) -> None:
+    def __init__(
+        self, name: str, *command: str, log: Path, debug: bool = False, user: str | None = None
+    ) -> None:
         self.name = name
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -38,6 +40,8 @@ class Child:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
+                user=user,
+                cwd="/" if user else None,
                 env=os.environ | {"PYTHONUNBUFFERED": "1", "DJANGO_DEBUG": str(int(debug))},
             )
 
@@ -97,10 +101,10 @@ class Children:
         """Start a management command."""
         return self.run(name, sys.executable, str(MANAGE), *arguments, debug=debug)
 
-    def run(self, name: str, *command: str, debug: bool = False) -> Child:
-        """Start any program."""
+    def run(self, name: str, *command: str, debug: bool = False, user: str | None = None) -> Child:
+        """Start any program, as another user if one is given."""
         log = self._logs / f"{name.replace(' ', '-')}.log"
-        child = Child(name, *command, log=log, debug=debug)
+        child = Child(name, *command, log=log, debug=debug, user=user)
         self._children.append(child)
         return child
 

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from demo_project.flights.jobs import OPEN_STATES
-from demo_project.flights.season import QUEUES
-from djqueue import Queue
+from demo_project.flights.season import QUEUES, counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +18,11 @@ class Snapshot:
 
     @classmethod
     def take(cls, queues: Sequence[str]) -> "Snapshot":
-        counts = {name: Queue(name).counts() for name in queues}
+        found = {name: counts(name) for name in queues}
         return cls(
-            done={name: counts[name]["completed"] for name in queues},
-            failed={name: counts[name]["failed"] for name in queues},
-            open={name: sum(counts[name][state] for state in OPEN_STATES) for name in queues},
+            done={name: found[name]["completed"] for name in queues},
+            failed={name: found[name]["failed"] for name in queues},
+            open={name: sum(found[name][state] for state in OPEN_STATES) for name in queues},
         )
 
     @property

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from django.conf import settings
@@ -12,6 +13,7 @@ from demo_project.flights.models import Flight
 
 from .children import HOST, Child, ChildError, Children, free_port, wait_for_page
 from .progress import Progress
+from .servers import postgres_in, redis_in
 from .tally import differences, table, tally
 
 CONCURRENCY = "8"
@@ -23,8 +25,8 @@ ADMIN_NAME = ADMIN_PASSWORD = "admin"
 def stay_up(flights: int | None) -> int:
     """Serve the admin and work the jobs until Ctrl-C; 1 if something fails before."""
     try:
-        prepare(flights)
-        with Children(Path(settings.VAR_DIR) / "log") as children:
+        with server_of_storage(), Children(Path(settings.VAR_DIR) / "log") as children:
+            prepare(flights)
             start_server(children, free_port(PORT))
             children.start("workers", "runworkers", "--concurrency", CONCURRENCY)
             progress = Progress()
@@ -41,20 +43,27 @@ def check(flights: int | None) -> int:
     """Run the whole season once; 0 if its counts add up, 1 if not or if something fails before."""
     started = time.monotonic()
     try:
-        prepare(flights)
-        with Children(Path(settings.VAR_DIR) / "log") as children:
+        with server_of_storage(), Children(Path(settings.VAR_DIR) / "log") as children:
+            prepare(flights)
             start_server(children, free_port())
             workers = children.start("workers", "runworkers", "--until-empty", "--concurrency", CONCURRENCY)
             follow_until_ended(workers)
+            counts = tally(flights)
     except (ChildError, CommandError) as error:
         print(error, file=sys.stderr)
         return 1
-    counts = tally(flights)
     print(table(counts))
     for difference in differences(counts):
         print(f"The counts do not add up: {difference}", file=sys.stderr)
     print(f"{time.monotonic() - started:.0f} seconds")
     return 1 if differences(counts) else 0
+
+
+def server_of_storage() -> AbstractContextManager[object]:
+    """Start the server that the storage needs, if any."""
+    servers = {"postgres": postgres_in, "redis": redis_in}
+    start = servers.get(settings.STORAGE)
+    return nullcontext() if start is None else start(Path(settings.VAR_DIR), int(settings.PORT))
 
 
 def prepare(flights: int | None) -> None:

@@ -1,10 +1,13 @@
 """Enqueue a season's work: the claims of flights, the charts of airports, the airlines' digests."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from django.db import transaction
+from django.db.models import Count
 
-from djqueue import Queue
+from djqueue import Queue, StorageUnavailableError
+from djqueue.models import Job, OutboxJob
 
 from .jobs import OPEN_STATES, assess_claim, close_claims, draw_delay_chart
 from .models import Airport, Compensation, DelayChart, Digest, Flight, FlightQuerySet
@@ -28,7 +31,20 @@ def enqueued_before() -> bool:
 
 
 def open_jobs() -> int:
-    return sum(Queue(name).counts()[state] for name in QUEUES for state in OPEN_STATES)
+    return sum(counts(name)[state] for name in QUEUES for state in OPEN_STATES)
+
+
+def counts(queue: str) -> Counter[str]:
+    """Count a queue's jobs by state: jobs in the outbox wait, and the tables have those of a scheduler that
+    does not run.
+    """
+    found: Counter[str] = Counter()
+    try:
+        found.update(Queue(queue).counts())
+    except StorageUnavailableError:
+        found.update(dict(Job.objects.filter(queue=queue).values_list("state").annotate(Count("id"))))
+    found["waiting"] += OutboxJob.objects.filter(queue=queue).count()
+    return found
 
 
 @transaction.atomic

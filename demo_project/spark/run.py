@@ -15,11 +15,11 @@ from django.db import DEFAULT_DB_ALIAS
 from demo_project.demo.children import ChildError, Children, free_port
 from demo_project.demo.progress import Progress
 from demo_project.demo.run import PORT, PROGRESS_SECONDS, follow_for_ever, prepare_database, start_server
+from demo_project.demo.servers import redis_in
 from demo_project.demo.tally import differences, table
 from demo_project.flights.dataset import Dataset
 from djqueue.contrib.spark import WriteReport, enqueue
 
-from .server import redis_in
 from .session import expect_spark, spark_in
 from .tally import NAME, QUEUE, Account, finished_jobs, queued_jobs, tally
 

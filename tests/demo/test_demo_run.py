@@ -3,6 +3,7 @@
 import re
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import URLError
@@ -35,6 +36,14 @@ def test_counts_of_a_checked_run_add_up(checked_with_all_airports: tuple[DemoPro
     assert int(counts["assessed"]) > 0
     assert int(counts["dead letter: aircraft not on record"]) > 0
     assert counts["jobs still open"] == "0"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("storage", ["postgres", "redis", "scheduler"])
+def test_counts_of_a_checked_run_add_up_on_every_storage(storage: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="djqueue-") as folder:  # PostgreSQL's account may open it
+        finished = DemoProject(Path(folder)).run(*DEMO, "--check", "--flights", "5000", "--storage", storage)
+        assert finished.returncode == 0, finished.stdout + finished.stderr
 
 
 def test_checked_run_draws_a_chart_for_each_airport(checked: tuple[DemoProject, str]) -> None:

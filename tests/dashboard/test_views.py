@@ -16,6 +16,8 @@ from djqueue.dashboard import auditlog, keyset, rights
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState, OutboxJob
 from djqueue.operations import bulk
+from djqueue.storage.capabilities import Capabilities
+from djqueue.storage.memory import MemoryStorage
 from tests.admin.factories import make_job
 from tests.dashboard.acting import complete, fail
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
@@ -333,6 +335,7 @@ def test_storage_page_shows_diagnostics(client, anywhere):
 def test_redis_outbox_is_shown_with_its_backlog(client, settings, memory, monkeypatch):
     settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"emails": {"OUTBOX": True}}}
     assert "Outbox" not in shown(client, "storage").content.decode()  # memory has none
+    monkeypatch.setattr(MemoryStorage, "capabilities", Capabilities(in_process=True, has_outbox=True))
     diagnostics = get_storage().reads.diagnostics()._replace(backend="redis")
     monkeypatch.setattr(get_storage().reads, "diagnostics", lambda: diagnostics)
     snapshots.clear()

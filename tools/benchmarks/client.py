@@ -110,6 +110,18 @@ def write_rows(driver: Any, table: str, columns: tuple[str, ...], rows: list[Any
             copy.write_row(row)
 
 
+def answers() -> bool:
+    """Return whether the storage answers."""
+    from djqueue import StorageUnavailableError
+    from djqueue.client import get_storage
+
+    try:
+        get_storage().reads.overview()
+    except StorageUnavailableError:
+        return False
+    return True
+
+
 def single(count: int, durable: bool | None = None) -> float:
     """Return the jobs per second of calls one after the other."""
     touch, entries = job_type("touch"), calls(count)
@@ -213,7 +225,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(fill, fill_groups, fill_unique, bulk, bare_bulk, single, awaited, pickup, roundtrip),
-        *(lower_priority, limits, subscribe, work, waiting, resident),
+        *(lower_priority, limits, subscribe, work, waiting, resident, answers),
     )
 }
 

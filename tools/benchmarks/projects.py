@@ -14,10 +14,11 @@ from typing import Any, Self
 
 from tests.runtime.project import ROOT, Project, WorkerProcess
 from tests.servers import PostgresServer, RedisServer
+from tests.support import eventually
 from tools.benchmarks.marks import Drain, Marks, marks_folder
 from tools.benchmarks.usage import process_usage, redis_usage, session_usage
 
-STORAGES = ("redis", "sqlite", "postgresql", "memory")
+STORAGES = ("redis", "sqlite", "postgresql", "scheduler", "memory")
 JOBS = Path(__file__).with_name("shop_jobs.py")
 ON_SQLITE = """
 DATABASES["default"]["NAME"] = "db.sqlite3"
@@ -38,6 +39,9 @@ ON_MEMORY = """
 DATABASES["default"]["NAME"] = "db.sqlite3"
 DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
 """
+ON_SCHEDULER = (
+    ON_SQLITE + 'DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.scheduler.SchedulerStorage"}}\n'
+)
 ON_REDIS = """
 import os
 DATABASES["default"]["NAME"] = "db.sqlite3"
@@ -45,6 +49,7 @@ DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 2
 OPTIONS = {"URL": os.environ.get("BENCH_REDIS", %r)}
 DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": OPTIONS}}
 """
+SETTINGS = {"sqlite": ON_SQLITE, "scheduler": ON_SCHEDULER, "memory": ON_MEMORY}
 WITHOUT_MIRROR = 'OPTIONS["MIRROR"] = False\n'
 
 
@@ -62,12 +67,14 @@ class Site:
         self._postgres = server
         self._stack = ExitStack()
         self._workers: list[WorkerProcess] = []
+        self._flags: tuple[str, ...] = ()
+        """Flags of all workers."""
         self._client: Client | None = None
         self.server: RedisServer | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            settings = {"sqlite": ON_SQLITE, "memory": ON_MEMORY}.get(self.storage, "")
+            settings = SETTINGS.get(self.storage, "")
             if self.storage == "redis":
                 self.server = stack.enter_context(RedisServer())
                 settings = ON_REDIS % self.server.url + ("" if self._mirror else WITHOUT_MIRROR)
@@ -87,6 +94,11 @@ class Site:
             else:
                 shutil.copy(migrated(), self.folder / "db.sqlite3")
             self._stack = stack.pop_all()
+        if self.storage == "scheduler":
+            # The jobs come through its socket, not through the outbox, as in a project that is up.
+            self.start("--queues", "none")
+            eventually(lambda: self.client.call("answers"), message="the scheduler answers")
+            self._flags = ("--join",)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -106,7 +118,7 @@ class Site:
     def start(self, *arguments: str) -> WorkerProcess:
         """Start `manage.py runworkers`."""
         log = f"workers-{len(self._workers)}.txt"
-        worker = self._project.start(*arguments, env=self.environment, log=log)
+        worker = self._project.start(*self._flags, *arguments, env=self.environment, log=log)
         self._workers.append(self._stack.enter_context(worker))
         return worker
 

@@ -110,7 +110,7 @@ def die():
 # Pages.
 
 
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", [state for state in State if state is not State.ACTIVE])  # as few as slots
 @pytest.mark.parametrize("newest_first", [True, False])
 def test_page_of_jobs_reads_a_range_of_an_index(make, plans, state, newest_first):
     storage = make()

@@ -101,6 +101,8 @@ NEXT_REST = (
 """When the next resting group of a queue continues."""
 STARTED = "id, job_id, payload, options, token, attempts, failures, created_at, run_at"
 """Columns of them that a claim then reads."""
+USED = "(SELECT COALESCE(SUM(weight), 0) FROM djqueue_claim WHERE queue = q.name)"
+"""The slots of a queue's concurrency that its active jobs take."""
 
 
 class Serving(NamedTuple):
@@ -296,9 +298,8 @@ def _take_within_limits(
         hints.append(AGAIN)
         return False
     limiter = None if policy.limiter is None else limiters.LockedLimiter(tx, policy.limiter)
-    allowed = slots
-    if queue.rate is not None:
-        allowed = min(allowed, limiters.available_tokens(tx, name, "", queue.rate))
+    used, bucket = _usage(tx, queue)
+    allowed = slots if bucket is None else min(slots, bucket.available)
     rows = tx.rows(
         f"SELECT {TAKEN} FROM djqueue_ready WHERE queue = ? AND {named}{stalled}{_free_groups(tx, queue)} "
         f"ORDER BY rank, seq LIMIT ?{tx.dialect.skip_locked}",
@@ -309,19 +310,14 @@ def _take_within_limits(
         left = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} AND NOT {seen} LIMIT 1"
         _note_locked(tx, hints, left, name, names, pks)
     ready = [ReadyRow(*row) for row in rows]
-    chosen, is_refused = _choose(tx, queue, ready, allowed, limiter, claimed, hints)
-    if chosen:
-        condition, pks = tx.among("id", [job.pk for job in chosen])
-        tx.run(f"DELETE FROM djqueue_ready WHERE {condition}", pks)
+    chosen, is_refused = _choose(tx, queue, used, ready, allowed, limiter, claimed, hints)
     before = len(claimed)
-    has_more = _start(tx, name, request, chosen, claimed)
-    started = len(claimed) - before
-    if queue.rate is not None:
-        limiters.take_tokens(tx, name, "", queue.rate, started)
-        wait = limiters.token_wait(tx, name, "", queue.rate)
+    has_more = _start(tx, name, request, chosen, claimed, _taken_out(tx, request, chosen))
+    if bucket is not None:
+        bucket.take(len(claimed) - before)
         left = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} LIMIT 1"
-        if wait and tx.row(left, name, names):
-            hints.append(wait)
+        if bucket.wait and tx.row(left, name, names):
+            hints.append(bucket.wait)
     if limiter is not None:
         limiter.save()
         if is_refused:
@@ -329,9 +325,38 @@ def _take_within_limits(
     return has_more and not is_refused and not (claimed and claimed[-1].stalls)
 
 
+def _usage(tx: Tx, queue: Serving) -> tuple[int, limiters.TokenBucket | None]:
+    """Return the slots of the concurrency that are taken (0 without one), and the tokens of the rate."""
+    used = USED if queue.concurrency is not None else "0"
+    columns = ", ".join(f"b.{name}" for name in limiters.BUCKET)
+    row = tx.row(
+        f"SELECT {used}, {columns} FROM (SELECT {tx.dialect.as_text} AS name) q "
+        "LEFT JOIN djqueue_rate_bucket b ON b.queue = q.name AND b.name = ''",
+        queue.name,
+    )
+    assert row is not None
+    bucket = None if queue.rate is None else limiters.TokenBucket(tx, queue.name, "", queue.rate, row[1:])
+    return int(row[0]), bucket
+
+
+def _taken_out(tx: Tx, request: ClaimRequest, chosen: Sequence[ReadyRow]) -> list[Row]:
+    """Take jobs out of the ready ones; return rows of those that are active, if one statement does both."""
+    if not chosen:
+        return []
+    condition, pks = tx.among("id", [job.pk for job in chosen])
+    take = f"DELETE FROM djqueue_ready WHERE {condition}"
+    if not tx.dialect.nests_writes:
+        tx.run(take, pks)
+        return []
+    which, living = tx.among("id", [job.pk for job in chosen if not job.is_expired(tx.now)])
+    start = f"WITH taken AS ({take}) {START} WHERE {which} RETURNING {STARTED}"
+    return tx.rows(start, pks, tx.now, request.worker, living)
+
+
 def _choose(
     tx: Tx,
     queue: Serving,
+    used: int,
     ready: Sequence[ReadyRow],
     most: int,
     limiter: limiters.LockedLimiter | None,
@@ -343,7 +368,6 @@ def _choose(
     """
     chosen: list[ReadyRow] = []
     started = 0
-    used = 0 if queue.concurrency is None else taken(tx, queue.name)
     for job in ready:
         weight = 0 if queue.concurrency is None else min(job.weight, queue.concurrency)
         fits = started < most and (queue.concurrency is None or used + weight <= queue.concurrency)
@@ -369,8 +393,7 @@ def _choose(
 
 def taken(tx: Tx, queue: str) -> int:
     """Return the slots of a queue's concurrency that its active jobs take."""
-    weight: int = tx.value("SELECT COALESCE(SUM(weight), 0) FROM djqueue_claim WHERE queue = ?", queue)
-    return int(weight)
+    return int(tx.value(f"SELECT {USED} FROM (SELECT {tx.dialect.as_text} AS name) q", queue))
 
 
 def _start(

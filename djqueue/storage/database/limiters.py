@@ -17,34 +17,55 @@ from djqueue.storage.tables.rows import pair_of_limits
 from .transaction import Tx, limiter_lock
 
 
-def available_tokens(tx: Tx, queue: str, name: str, rate: Rate) -> int:
-    """Return the number of whole tokens."""
-    return (rate.capacity * rate.per - _missing_parts(tx, queue, name, rate)) // rate.per
+class TokenBucket:
+    """The tokens of a rate, read once."""
+
+    def __init__(self, tx: Tx, queue: str, name: str, rate: Rate, kept: Sequence[Any] | None) -> None:
+        """Initialize; `kept` are the columns of `BUCKET`, None if there is no row."""
+        self._tx = tx
+        self._key = queue, name
+        self._rate = rate
+        self._missing = 0 if kept is None else _missing_parts(rate, kept, tx.tick)
+
+    @property
+    def available(self) -> int:
+        """Number of whole tokens."""
+        return (self._rate.capacity * self._rate.per - self._missing) // self._rate.per
+
+    def time_of(self, tokens: int) -> int:
+        """Return when this many tokens will be available, up to the rate's capacity."""
+        late = self._missing - (self._rate.capacity - tokens) * self._rate.per
+        return self._tx.tick + max(0, -(-late // self._rate.capacity))
+
+    @property
+    def wait(self) -> int:
+        """Milliseconds until a whole token is available; 0: now."""
+        return self.time_of(1) - self._tx.tick
+
+    def take(self, count: int) -> None:
+        """Take available tokens; a negative number gives them back."""
+        if not count:
+            return
+        rate = self._rate
+        self._missing += count * rate.per
+        full_at = self._tx.tick * rate.capacity + self._missing
+        self._tx.run(
+            "INSERT INTO djqueue_rate_bucket (queue, name, capacity, per, full_at, turns) VALUES (?, ?, "
+            "?, ?, ?, '') "
+            "ON CONFLICT (queue, name) DO UPDATE SET capacity = excluded.capacity, per = excluded.per, "
+            "full_at = excluded.full_at",
+            *(*self._key, rate.capacity, rate.per, str(full_at)),
+        )
 
 
-def tokens_at(tx: Tx, queue: str, name: str, rate: Rate, tokens: int) -> int:
-    """Return when this many tokens will be available, up to the rate's capacity."""
-    late = _missing_parts(tx, queue, name, rate) - (rate.capacity - tokens) * rate.per
-    return tx.tick + max(0, -(-late // rate.capacity))
+BUCKET = ("capacity", "per", "full_at")
+"""Columns of a bucket."""
 
 
-def token_wait(tx: Tx, queue: str, name: str, rate: Rate) -> int:
-    """Return the milliseconds until a whole token is available; 0: now."""
-    return tokens_at(tx, queue, name, rate, 1) - tx.tick
-
-
-def take_tokens(tx: Tx, queue: str, name: str, rate: Rate, count: int) -> None:
-    """Take tokens that `available` has returned; a negative number gives them back."""
-    if not count:
-        return
-    full_at = tx.tick * rate.capacity + _missing_parts(tx, queue, name, rate) + count * rate.per
-    tx.run(
-        "INSERT INTO djqueue_rate_bucket (queue, name, capacity, per, full_at, turns) VALUES (?, ?, "
-        "?, ?, ?, '') "
-        "ON CONFLICT (queue, name) DO UPDATE SET capacity = excluded.capacity, per = excluded.per, "
-        "full_at = excluded.full_at",
-        *(queue, name, rate.capacity, rate.per, str(full_at)),
-    )
+def token_bucket(tx: Tx, queue: str, name: str, rate: Rate) -> TokenBucket:
+    """Read the tokens of a queue (without a name), or of one of its groups."""
+    read = f"SELECT {', '.join(BUCKET)} FROM djqueue_rate_bucket WHERE queue = ? AND name = ?"
+    return TokenBucket(tx, queue, name, rate, tx.row(read, queue, name))
 
 
 def set_rest(tx: Tx, queue: str, name: str, rate: Rate, at: int | None) -> None:
@@ -69,18 +90,11 @@ def set_rest(tx: Tx, queue: str, name: str, rate: Rate, at: int | None) -> None:
 
 def tokens_left(rate: Rate, kept: Sequence[Any], tick: int) -> int:
     """Return the number of whole tokens of a bucket whose capacity, period and time were read."""
-    return (rate.capacity * rate.per - _short_parts(rate, kept, tick)) // rate.per
+    return (rate.capacity * rate.per - _missing_parts(rate, kept, tick)) // rate.per
 
 
-def _missing_parts(tx: Tx, queue: str, name: str, rate: Rate) -> int:
+def _missing_parts(rate: Rate, kept: Sequence[Any], tick: int) -> int:
     """Return the parts that are missing to a full bucket."""
-    found = tx.row(
-        "SELECT capacity, per, full_at FROM djqueue_rate_bucket WHERE queue = ? AND name = ?", queue, name
-    )
-    return 0 if found is None else _short_parts(rate, found, tx.tick)
-
-
-def _short_parts(rate: Rate, kept: Sequence[Any], tick: int) -> int:
     capacity, per, full_at = kept
     if (capacity, per) != (rate.capacity, rate.per) or full_at is None:
         return 0
@@ -120,7 +134,7 @@ class LockedLimiter:
         )
         *bucket, turns = kept or (0, 0, 0, "")
         rate = self.policy.rate
-        missing = 0 if rate is None else _short_parts(rate, bucket, tx.tick)
+        missing = 0 if rate is None else _missing_parts(rate, bucket, tx.tick)
         self._shared.restore(int(weight), missing, json.loads(turns) if turns else [])
         self._kept = (*bucket[:2], self._shared.saved()) if kept else None
 

@@ -424,7 +424,7 @@ class LockedGroup:
         ready = self.ready()
         room = min(self.limit - self.active(), self.weight, self.rate.capacity)
         rests = self.has_held() and not self.paused and ready < room
-        at = limiters.tokens_at(self.tx, self.queue, self.name, self.rate, ready + 1) if rests else None
+        at = self._tokens(self.rate).time_of(ready + 1) if rests else None
         limiters.set_rest(self.tx, self.queue, self.name, self.rate, at)
 
     def hold_back(self) -> None:
@@ -455,7 +455,10 @@ class LockedGroup:
         room = self.limit - (self.active() if active is None else active)
         if self.rate is None or room <= 0:
             return room
-        return min(room, limiters.available_tokens(self.tx, self.queue, self.name, self.rate))
+        return min(room, self._tokens(self.rate).available)
+
+    def _tokens(self, rate: Rate) -> limiters.TokenBucket:
+        return limiters.token_bucket(self.tx, self.queue, self.name, rate)
 
     def has_held(self) -> bool:
         """Return whether it holds jobs back."""
@@ -512,7 +515,7 @@ def advance(tx: Tx, queue: str, names: Sequence[str], claimed: Mapping[str, int]
     for group in groups:
         has_held, active, ready, best = situations[group.name]
         if group.rate is not None and group.name in claimed:
-            limiters.take_tokens(tx, queue, group.name, group.rate, claimed[group.name])
+            limiters.token_bucket(tx, queue, group.name, group.rate).take(claimed[group.name])
         if not has_held or (free := group.free(active, ready)) <= 0:
             continue
         found = [] if best is None else [best]

@@ -41,7 +41,7 @@ test-postgresql: install ## Run on PostgreSQL everything that uses the database 
 	@scripts/system-packages.sh redis postgresql gettext
 	@$(LANES) postgresql-wide -- $(XDIST) $(ARGS)
 
-test-scheduler: install ## Run the contract through the socket of the scheduler storage
+test-scheduler: install ## Run the contract of storages on the scheduler storage
 	@scripts/system-packages.sh redis
 	@$(LANES) scheduler -- $(XDIST) $(ARGS)
 

@@ -9,7 +9,7 @@ from djqueue import models
 from djqueue.core.errors import StorageError
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.models import hot
-from djqueue.storage.database import dialects, queues, stored
+from djqueue.storage.database import claim, dialects, queues, stored
 from djqueue.storage.database import transaction as transactions
 from djqueue.storage.database.events import SqlEvents
 from djqueue.testing.factories import (
@@ -304,7 +304,10 @@ def test_subscriber_reads_few_of_many_events_of_postgresql(make, monkeypatch):
 
 @pytest.mark.dialect
 @pytest.mark.parametrize("option", ["group", "unique_key"])
-def test_end_and_start_of_many_jobs_take_as_many_statements_as_those_of_two(make, statements, option):
+def test_end_and_start_of_many_jobs_take_as_many_statements_as_those_of_two(
+    make, statements, option, monkeypatch
+):
+    monkeypatch.setattr(claim, "SEARCH_EVERY", EVER)  # A slow machine may take longer than this.
     storage = make(notify=False)
     for number in range(24):
         storage.enqueue([batch(ids=[f"a{number}"], **{option: f"a{number}"})])

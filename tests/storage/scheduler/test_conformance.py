@@ -8,6 +8,8 @@ from tests.storage.thorough import ManyExamples
 
 from .recovered import check_recovery
 
+pytestmark = pytest.mark.scheduler
+
 
 class SchedulerCase(contract.StorageCase):
     """A storage with a clock that the tests move."""
@@ -18,7 +20,6 @@ class SchedulerCase(contract.StorageCase):
         self.clock.advance(milliseconds)
 
 
-@pytest.mark.scheduler
 class TestForAClient(SchedulerCase, ManyExamples, contract.StorageContract):
     """The whole contract from another process's point of view."""
 

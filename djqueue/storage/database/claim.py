@@ -325,7 +325,7 @@ def _take_within_limits(
     return has_more and not is_refused and not (claimed and claimed[-1].stalls)
 
 
-def _usage(tx: Tx, queue: Serving) -> tuple[int, limiters.TokenBucket | None]:
+def _usage(tx: Tx, queue: Serving) -> tuple[int, limiters.RateTokens | None]:
     """Return the slots of the concurrency that are taken (0 without one), and the tokens of the rate."""
     used = USED if queue.concurrency is not None else "0"
     columns = ", ".join(f"b.{name}" for name in limiters.BUCKET)
@@ -335,7 +335,7 @@ def _usage(tx: Tx, queue: Serving) -> tuple[int, limiters.TokenBucket | None]:
         queue.name,
     )
     assert row is not None
-    bucket = None if queue.rate is None else limiters.TokenBucket(tx, queue.name, "", queue.rate, row[1:])
+    bucket = None if queue.rate is None else limiters.RateTokens(tx, queue.name, "", queue.rate, row[1:])
     return int(row[0]), bucket
 
 

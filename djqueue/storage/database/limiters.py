@@ -17,7 +17,7 @@ from djqueue.storage.tables.rows import pair_of_limits
 from .transaction import Tx, limiter_lock
 
 
-class TokenBucket:
+class RateTokens:
     """The tokens of a rate, read once."""
 
     def __init__(self, tx: Tx, queue: str, name: str, rate: Rate, kept: Sequence[Any] | None) -> None:
@@ -62,10 +62,10 @@ BUCKET = ("capacity", "per", "full_at")
 """Columns of a bucket."""
 
 
-def token_bucket(tx: Tx, queue: str, name: str, rate: Rate) -> TokenBucket:
+def rate_tokens(tx: Tx, queue: str, name: str, rate: Rate) -> RateTokens:
     """Read the tokens of a queue (without a name), or of one of its groups."""
     read = f"SELECT {', '.join(BUCKET)} FROM djqueue_rate_bucket WHERE queue = ? AND name = ?"
-    return TokenBucket(tx, queue, name, rate, tx.row(read, queue, name))
+    return RateTokens(tx, queue, name, rate, tx.row(read, queue, name))
 
 
 def set_rest(tx: Tx, queue: str, name: str, rate: Rate, at: int | None) -> None:

@@ -514,7 +514,7 @@ def _facts(tx: Tx, job: StoredJob) -> Facts:
 
 def _limits(tx: Tx, job: StoredJob, facts: Facts) -> Facts:
     controls = queues.controls(tx, job.queue)
-    wait = 0 if controls.rate is None else limiters.token_bucket(tx, job.queue, "", controls.rate).wait
+    wait = 0 if controls.rate is None else limiters.rate_tokens(tx, job.queue, "", controls.rate).wait
     return facts._replace(
         paused=controls.paused,
         next_token_at=tx.now + wait if wait else None,

@@ -457,8 +457,8 @@ class LockedGroup:
             return room
         return min(room, self._tokens(self.rate).available)
 
-    def _tokens(self, rate: Rate) -> limiters.TokenBucket:
-        return limiters.token_bucket(self.tx, self.queue, self.name, rate)
+    def _tokens(self, rate: Rate) -> limiters.RateTokens:
+        return limiters.rate_tokens(self.tx, self.queue, self.name, rate)
 
     def has_held(self) -> bool:
         """Return whether it holds jobs back."""
@@ -515,7 +515,7 @@ def advance(tx: Tx, queue: str, names: Sequence[str], claimed: Mapping[str, int]
     for group in groups:
         has_held, active, ready, best = situations[group.name]
         if group.rate is not None and group.name in claimed:
-            limiters.token_bucket(tx, queue, group.name, group.rate).take(claimed[group.name])
+            limiters.rate_tokens(tx, queue, group.name, group.rate).take(claimed[group.name])
         if not has_held or (free := group.free(active, ready)) <= 0:
             continue
         found = [] if best is None else [best]

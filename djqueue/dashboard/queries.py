@@ -27,8 +27,6 @@ SHOWN = 60
 """Minutes in a queue's small charts."""
 LATELY = 5
 """Whole minutes from which current rates are computed."""
-CAP = 10_000
-"""Number of jobs per queue and state at which counting stops if no scheduler responds."""
 RECENT = 3
 """Minutes, including the current one, whose counts may still change: the storage's clocks and its delayed
 writes differ by less."""

@@ -3,12 +3,13 @@
 from typing import Any
 
 from djqueue import models
+from djqueue.core.durations import to_milliseconds
 from djqueue.core.job import DeadLetterRecord, JobRecord, WorkerInfo
 from djqueue.core.states import State
 from djqueue.operations.mirror import Mirror
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.inspector import DatabaseInspector
-from djqueue.storage.tables.workerrows import worker_from_row
+from djqueue.storage.tables.workerrows import WORKER
 from djqueue.testing import factories
 
 tables = DatabaseInspector("default")
@@ -29,7 +30,16 @@ def letters(queue: str = factories.QUEUE) -> list[DeadLetterRecord]:
 
 
 def workers() -> list[WorkerInfo]:
-    return [worker_from_row(row) for row in models.WorkerState.objects.order_by("worker_id")]
+    return [_worker(row) for row in models.WorkerState.objects.order_by("worker_id")]
+
+
+def _worker(row: models.WorkerState) -> WorkerInfo:
+    values = {name: getattr(row, name) for name in WORKER[1:]}
+    values["queues"] = None if row.queues is None else tuple(row.queues)
+    values["names"] = tuple(row.names)
+    values |= {name: to_milliseconds(values[name]) for name in ("started_at", "seen_at")}
+    about = {name: tuple(value) if isinstance(value, list) else value for name, value in row.about.items()}
+    return WorkerInfo(row.worker_id, **values, **about)
 
 
 def copy_all(mirror: Mirror) -> int:

@@ -159,13 +159,13 @@ def enqueue(storage: str, scale: float) -> Values:
             "enqueue_single": Value(site.client.call("single", few), "jobs/s"),
             "enqueue_awaited": Value(site.client.call("awaited", few), "jobs/s"),
         }
-        if storage in DATABASES:
+        if storage in (*DATABASES, "scheduler"):
             found["enqueue_durable"] = Value(site.client.call("single", few, True), "jobs/s")
         before = memory(site)
         found["enqueue_bulk"] = Value(site.client.call("bulk", count), "jobs/s")
         if storage in DATABASES:
             found["bare_bulk"] = Value(site.client.call("bare_bulk", count), "jobs/s")
-        else:
+        elif storage != "scheduler":
             found["bytes_per_waiting_job"] = Value((memory(site) - before) / count, "bytes")
         if site.server is not None:
             found["bare_bulk"] = Value(replayed(site, count), "jobs/s")

@@ -26,6 +26,7 @@ from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing.factories import batch
+from tests.support import PATIENCE
 
 QUEUE = "orders"
 HUGE = 10**400
@@ -274,7 +275,7 @@ def keyed(request: pytest.FixtureRequest, tables: None) -> Iterable[Storage]:
     else:
         server = request.getfixturevalue("redis_server")
         server.clean()
-        made = RedisStorage(url=server.url, policies=policies)
+        made = RedisStorage(url=server.url, policies=policies, timeout=PATIENCE)
     made.connect()
     yield made
     made.close()

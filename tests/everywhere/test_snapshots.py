@@ -29,6 +29,7 @@ from djqueue.testing.factories import (
     job,
 )
 from tests.operations.conftest import tables  # noqa: F401 - the fixture
+from tests.support import PATIENCE
 
 STORAGES = ("memory", "database", "redis")
 TWO_STORAGES = [
@@ -55,7 +56,7 @@ def make(request: pytest.FixtureRequest, tables: None) -> Iterator[Any]:  # noqa
             else:
                 server = request.getfixturevalue("redis_server")
                 server.clean()
-                made = RedisStorage(policies=contract.POLICIES, url=server.url)
+                made = RedisStorage(policies=contract.POLICIES, url=server.url, timeout=PATIENCE)
             return stack.enter_context(closing(made))
 
         yield make

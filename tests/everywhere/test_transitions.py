@@ -260,7 +260,7 @@ def storage(
     else:
         server = request.getfixturevalue("redis_server")
         server.clean()
-        made = RedisStorage(url=server.url, clock=clock)
+        made = RedisStorage(url=server.url, clock=clock, timeout=PATIENCE)
     made.on_incidents = announcing.told
     monkeypatch.setattr("djqueue.client.storages._storage", made)
     made.connect()

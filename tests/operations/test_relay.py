@@ -505,7 +505,7 @@ def test_relay_uses_the_database_of_the_routers(storage):
 
 
 def test_storage_without_outbox_queues_needs_no_django(redis_url):
-    storage = RedisStorage(url=redis_url)
+    storage = RedisStorage(url=redis_url, timeout=PATIENCE)
     try:
         assert storage.outbox is None
     finally:

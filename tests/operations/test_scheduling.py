@@ -20,7 +20,7 @@ from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.redis import RedisStorage
 from djqueue.storage.scheduler import SchedulerStorage
 from djqueue.testing.clock import FakeClock
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
 LONG_AGO = 1_700_000_000_000
 
@@ -42,7 +42,7 @@ def test_worker_fires_due_schedules(
     makers: dict[str, Callable[[], Storage]] = {
         "memory": MemoryStorage,
         "database": DatabaseStorage,
-        "redis": lambda: RedisStorage(url=request.getfixturevalue("redis_url")),
+        "redis": lambda: RedisStorage(url=request.getfixturevalue("redis_url"), timeout=PATIENCE),
     }
     storage = makers[kind]()
     seen: list[Any] = []

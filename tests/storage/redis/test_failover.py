@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 from contextlib import closing
 from typing import Any
 
@@ -20,9 +21,15 @@ from djqueue.storage.redis.failover import PROMOTED, PROMOTING, SWITCHED, Failov
 from tests.support import PATIENCE, aeventually, eventually
 
 ALMOST_NONE = 5
-"""Jobs that a planned failover may lose where the announcement of the promotion arrives late: replication is
-asynchronous. Without the pause, it is what a second of enqueues adds.
+LATE = 0.5
+"""Seconds of enqueues that a planned failover may lose, besides a few jobs, where the announcement of the
+promotion arrives late: replication is asynchronous. Without the pause, it is a second of them, or more.
 """
+
+
+def allowed(acknowledged: int, since: float) -> int:
+    """Return how many jobs may be lost, if so many have been acknowledged since a moment."""
+    return ALMOST_NONE + int(LATE * acknowledged / (time.monotonic() - since))
 
 
 class Producer:
@@ -70,18 +77,21 @@ def lost(storage: RedisStorage, ids: list[str]) -> list[str]:
 
 def test_enqueues_pause_during_a_planned_failover(sentinel_options, redis_sentinel):
     with closing(RedisStorage(**sentinel_options)) as storage:
+        began = time.monotonic()
         with Producer(storage) as producer:
             eventually(lambda: len(producer.acknowledged) > 100, message="jobs come in")
+            limit = allowed(len(producer.acknowledged), began)
             redis_sentinel.fail_over()
             enough = len(producer.acknowledged) + 100
             eventually(lambda: len(producer.acknowledged) > enough, message="the new master takes jobs")
 
-        assert len(lost(storage, producer.acknowledged)) <= ALMOST_NONE
+        assert len(lost(storage, producer.acknowledged)) <= limit
         assert producer.refused == 0
 
 
 def test_enqueues_of_a_coroutine_pause_during_a_planned_failover(sentinel_options, redis_sentinel):
     acknowledged: list[str] = []
+    began = time.monotonic()
 
     async def produce(storage: RedisStorage, over: asyncio.Event) -> None:
         while not over.is_set():
@@ -89,21 +99,23 @@ def test_enqueues_of_a_coroutine_pause_during_a_planned_failover(sentinel_option
             await storage.aenqueue([batch(job_id)])
             acknowledged.append(job_id)
 
-    async def run(storage: RedisStorage) -> None:
+    async def run(storage: RedisStorage) -> int:
         over = asyncio.Event()
         producing = asyncio.create_task(produce(storage, over))
         await aeventually(lambda: len(acknowledged) > 100, message="jobs come in")
+        limit = allowed(len(acknowledged), began)
         await asyncio.to_thread(redis_sentinel.fail_over)
         enough = len(acknowledged) + 100
         await aeventually(lambda: len(acknowledged) > enough, message="the new master takes jobs")
         over.set()
         await producing
+        return limit
 
     with closing(RedisStorage(**sentinel_options)) as storage:
         # The loop's end closes its connections.
-        asyncio.run(run(storage))
+        limit = asyncio.run(run(storage))
 
-        assert len(lost(storage, acknowledged)) <= ALMOST_NONE
+        assert len(lost(storage, acknowledged)) <= limit
 
 
 def test_calls_wait_from_before_the_promotion_until_the_new_master_is_known():

@@ -45,6 +45,7 @@ from djqueue.testing.factories import (
     state,
 )
 from tests.clocks import AheadClock
+from tests.support import PATIENCE
 
 SEQUENCE = b":sequence:"
 SCRIPTS = (b"EVALSHA", b"EVAL")
@@ -125,7 +126,7 @@ def storage(nodes, request):
         "shared": QueuePolicy(limiter="three"),
     }
     limiters = {"three": LimiterPolicy(rate=Rate(5, 3_600_000), concurrency=3)}
-    with closing(RedisStorage(policies=policies, limiters=limiters, **options)) as made:
+    with closing(RedisStorage(policies=policies, limiters=limiters, timeout=PATIENCE, **options)) as made:
         yield made
 
 

@@ -121,7 +121,8 @@ class PrivateFolder:
             if name.count("@") == 2:
                 if is_alive(name):
                     found.add(name)
-                    os.utime(self.path / name)  # Programs that clean up remove old files.
+                    with suppress(FileNotFoundError):  # It may leave meanwhile.
+                        os.utime(self.path / name)  # Programs that clean up remove old files.
                 else:
                     self.leave(name)
         return found

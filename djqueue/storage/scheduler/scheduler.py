@@ -330,7 +330,7 @@ class JobScheduler:
             self.engine.leases.expire(holding - living, self.engine.clock.monotonic())
         with self._clients_lock:
             for name in known - living:
-                del self._clients[name]
+                self._clients.pop(name, None)  # Another sweep may run.
         swept = self.engine.sweep(WORKER_TTL)
         self.engine.record_totals()
         return swept
@@ -349,17 +349,17 @@ class JobScheduler:
 
     def _await_workers(self) -> None:
         waited = 0.0
-        while self._awaited and waited < ANNOUNCE and not self._closing.wait(LOOK_EVERY):
-            waited += LOOK_EVERY
-            with self._clients_lock:
-                self._awaited &= self._folder.living()
-        if self._awaited:
-            logger.warning(
-                "%d processes with workers have not announced what they run; jobs of their last claims may "
-                "run again.",
-                len(self._awaited),
-            )
         try:
+            while self._awaited and waited < ANNOUNCE and not self._closing.wait(LOOK_EVERY):
+                waited += LOOK_EVERY
+                with self._clients_lock:
+                    self._awaited &= self._folder.living()
+            if self._awaited:
+                logger.warning(
+                    "%d processes with workers have not announced what they run; jobs of their last claims "
+                    "may run again.",
+                    len(self._awaited),
+                )
             self._adopt(is_first=True)
         except Exception:
             logger.exception(

@@ -8,6 +8,7 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.models import OutboxJob
 from djqueue.operations.relay import relay_of
+from djqueue.storage.scheduler import folder
 from djqueue.storage.scheduler.changes import TableChange
 from djqueue.testing.factories import (
     QUEUE,
@@ -241,3 +242,27 @@ def test_scheduler_killed_before_any_write_loses_nothing_that_was_answered(make_
         scheduler.close()
     assert deaths > 5
     assert counts(client)[COMPLETED] >= 2
+
+
+def test_sweep_goes_on_while_a_client_leaves_and_another_sweep_runs(scheduler, client, monkeypatch):
+    claim(client)
+    is_alive, sweep = folder.is_alive, scheduler.scheduler.sweep
+
+    def leaving(name):
+        client.close()
+        monkeypatch.setattr(folder, "is_alive", is_alive)
+        return True
+
+    monkeypatch.setattr(folder, "is_alive", leaving)
+    sweep()  # It leaves after it was found.
+
+    living = scheduler._folder.living
+
+    def sweeping():
+        monkeypatch.setattr(scheduler._folder, "living", living)
+        sweep()
+        return living()
+
+    monkeypatch.setattr(scheduler._folder, "living", sweeping)
+    sweep()
+    assert not scheduler.scheduler._clients

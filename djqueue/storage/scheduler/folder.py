@@ -18,7 +18,7 @@ from pathlib import Path
 from django.db import connections
 
 from djqueue.core.errors import ConfigurationError
-from djqueue.storage.tables.holders import LeaseHolder, host_name, lives_here, start_mark
+from djqueue.storage.tables.holders import LeaseHolder, exists, start_mark
 
 ELSEWHERE = "set DJQUEUE['STORAGE']['OPTIONS']['FOLDER'] to a private folder of this user"
 ONE_USER = "run the scheduler and its clients as one user"
@@ -136,8 +136,8 @@ def client_name(random: str) -> str:
 def is_alive(client: str) -> bool:
     """Return whether the process with a name lives on this machine."""
     pid, started, _ = client.split("@")
-    host = host_name() + (f"@{started}" if started else "")
-    return pid.isdecimal() and lives_here(LeaseHolder("", host, int(pid), ""))
+    mark = f"@{started}" if started else ""
+    return pid.isdecimal() and exists(LeaseHolder("", mark, int(pid), ""))
 
 
 def other_user(connection: socket.socket) -> str | None:

@@ -266,3 +266,13 @@ def test_sweep_goes_on_while_a_client_leaves_and_another_sweep_runs(scheduler, c
     monkeypatch.setattr(scheduler._folder, "living", sweeping)
     sweep()
     assert not scheduler.scheduler._clients
+
+
+def test_living_client_keeps_its_claims_where_machines_have_no_boot_id(scheduler, client, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.tables.holders.host_name", lambda: "a-mac")
+    enqueue(client, id="a")
+    claim(client)
+
+    scheduler.sweep()
+
+    assert state(client, "a") is ACTIVE

@@ -14,6 +14,7 @@ from djqueue.core.clock import Clock
 from djqueue.core.deadline import within
 from djqueue.core.diagnostics import WARN, DiagnosticLine, Diagnostics, Finding, workers_line
 from djqueue.core.engine import DEFAULT_POLICY, Engine, EngineReads
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import SchedulerRunningError, StorageError, StorageUnavailableError
 from djqueue.core.job import (
     Batch,
@@ -138,6 +139,9 @@ class JobScheduler:
         self._awaited: set[str] = set()
         self._announced: set[str] = set()
         self._held: list[tuple[str, HeldAttempt]] = []
+        self._has_adopted = False
+        """Whether what was announced is being adopted: later clients adopt theirs themselves."""
+        self._adopting = threading.Lock()
         self._clients: dict[str, ClientRecord] = {}
         self._clients_lock = threading.Lock()
         self._closing = threading.Event()
@@ -175,6 +179,7 @@ class JobScheduler:
                 *found,
             )
         if not self._awaited:
+            self._has_adopted = True
             self.ready.set()
         else:
             threading.Thread(target=self._await_workers, name="djqueue-recovery", daemon=True).start()
@@ -312,9 +317,10 @@ class JobScheduler:
         record.note_applied(tokens)
         self.release(claims)
 
-    def release(self, claims: Sequence[Claimed]) -> None:
-        """Return claimed jobs that no worker has received."""
-        self.engine.finish([Outcome(one.queue, one.id, one.token, "release") for one in claims])
+    def release(self, claims: Sequence[Claimed | EngineJob]) -> None:
+        """Return claimed jobs that no worker has received, given in the order of their claims."""
+        # Each goes before all others.
+        self.engine.finish([Outcome(one.queue, one.id, one.token, "release") for one in reversed(claims)])
 
     def outbox_written(self) -> None:
         """Let the relay look for jobs in the outbox."""
@@ -342,8 +348,9 @@ class JobScheduler:
         with self._clients_lock:
             self._held += [(client, one) for one in held]
             self._awaited.discard(client)
-            self._announced.add(client)
-            is_late = self.ready.is_set()
+            is_late = self._has_adopted
+            if not is_late:
+                self._announced.add(client)
         if is_late:
             self._adopt()
 
@@ -371,23 +378,26 @@ class JobScheduler:
 
     def _adopt(self, *, is_first: bool = False) -> None:
         """Continue the attempts that workers have announced, and apply their outcomes, in order of claims."""
-        with self._clients_lock:
-            held, self._held = self._held, []
-        tokens = {claimed.token for _, (_, claimed, _) in held}
-        for client, (worker, claimed, outcome) in sorted(held, key=lambda one: one[1][1].token):
-            is_held = self.engine.persistence.adopt(claimed, worker, client)
-            if outcome is not None:
-                if is_held:
-                    self.engine.finish([outcome])
-            elif not is_held:
-                self._note_if_applied(client, claimed)
-        if is_first:
-            # Those that were claimed, but never received.
-            claims = [job for job in self._claims() if job.process in self._announced]
-            lost = [job for job in claims if job.token not in tokens]
-            self.engine.finish([Outcome(job.queue, job.id, job.token, "release") for job in lost])
+        # A client whose attempts another one takes along waits until they are adopted.
+        with self._adopting:
+            with self._clients_lock:
+                held, self._held = self._held, []
+                self._has_adopted = True
+            tokens = {claimed.token for _, (_, claimed, _) in held}
+            for client, (worker, claimed, outcome) in sorted(held, key=lambda one: one[1][1].token):
+                is_held = self.engine.persistence.adopt(claimed, worker, client)
+                if outcome is not None:
+                    if is_held:
+                        self.engine.finish([outcome])
+                elif not is_held:
+                    self._note_if_applied(client, claimed)
+            if is_first:
+                # Those that were claimed, but never received.
+                claims = [job for job in self._claims() if job.process in self._announced]
+                lost = [job for job in claims if job.token not in tokens]
+                self.release(sorted(lost, key=attrgetter("token")))
 
-    def _claims(self) -> list[Any]:
+    def _claims(self) -> list[EngineJob]:
         return [job for one in self.engine.context.processing for job in list(one.active.values())]
 
     def _note_if_applied(self, client: str, claimed: Claimed) -> None:

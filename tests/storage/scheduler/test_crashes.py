@@ -1,6 +1,8 @@
 """A scheduler that dies, between any two writes, and what its clients and the next scheduler do."""
 
+from contextlib import ExitStack
 from functools import partial
+from threading import Thread
 
 import pytest
 
@@ -129,7 +131,7 @@ def test_outcome_that_was_written_without_an_answer_is_accepted_when_sent_again(
 
 
 def test_claims_without_an_answer_return_to_the_queue(scheduler, client, monkeypatch):
-    enqueue(client, id="a")
+    ids = [enqueue(client, id=name) for name in ("a", "b", "c")]
     finished = scheduler.scheduler.finish
 
     def unanswered(*args):
@@ -138,13 +140,14 @@ def test_claims_without_an_answer_return_to_the_queue(scheduler, client, monkeyp
 
     monkeypatch.setattr(scheduler.scheduler, "finish", unanswered)
     with pytest.raises(StorageUnavailableError):
-        claim(client)
+        claim(client, 3)
     monkeypatch.undo()
     assert state(client, "a") is ACTIVE
 
-    [claimed] = claim(client)
+    found = claim(client, 3)
 
-    assert (claimed.id, claimed.attempts, claimed.stalls) == ("a", 1, 0)
+    assert [claimed.id for claimed in found] == ids
+    assert {(claimed.attempts, claimed.stalls) for claimed in found} == {(1, 0)}
 
 
 class Workload:
@@ -276,3 +279,25 @@ def test_living_client_keeps_its_claims_where_machines_have_no_boot_id(scheduler
     scheduler.sweep()
 
     assert state(client, "a") is ACTIVE
+
+
+def test_client_that_announces_while_others_are_adopted_keeps_its_claims(scheduler, client, monkeypatch):
+    enqueue(client, id="a")
+    [claimed] = claim(client)
+    made = scheduler.scheduler
+    claims = made._claims
+
+    def late():
+        announcing = Thread(target=made.announce, args=(client.client.name, client.client.attempts.all()))
+        announcing.start()
+        stack.callback(announcing.join)
+        eventually(lambda: made._held)
+        return claims()
+
+    monkeypatch.setattr(made, "_claims", late)
+    made._announced.clear()
+    made._has_adopted = False
+    with ExitStack() as stack:
+        made._adopt(is_first=True)
+
+    assert finish(client, completing(claimed)) == [True]

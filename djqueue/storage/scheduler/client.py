@@ -34,6 +34,7 @@ from .protocol import (
     LONG_TIMEOUT,
     VALUE_ERROR,
     VERSION,
+    fitting,
     frame_end,
     receive,
     take_frame,
@@ -326,6 +327,10 @@ class SchedulerClient:
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Finished:
         """End attempts and claim."""
+        count = fitting(len(one.result or b"") for one in outcomes)
+        if count < len(outcomes):
+            first, rest = self.finish(outcomes[:count], None), self.finish(outcomes[count:], then)
+            return rest._replace(accepted=[*first.accepted, *rest.accepted])
         until = self._until("finish")
         connection = self._joined(then) or self._connected(until)
         with self._answered(connection, "finish"), self._numbered(outcomes, then) as data:
@@ -333,6 +338,11 @@ class SchedulerClient:
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Finished:
         """Async version of `finish`."""
+        count = fitting(len(one.result or b"") for one in outcomes)
+        if count < len(outcomes):
+            first = await self.afinish(outcomes[:count], None)
+            rest = await self.afinish(outcomes[count:], then)
+            return rest._replace(accepted=[*first.accepted, *rest.accepted])
         until = self._until("finish")
         connection = self._joined(then)
         if connection is None:
@@ -378,7 +388,7 @@ class SchedulerClient:
         self._check_fork()
         stream = FrameStream(self._connected(self._until(operation)))
         try:
-            stream.send([operation, args_of(args), dict(kwargs)])
+            stream.send(pack([operation, args_of(args), dict(kwargs)]))
             yield stream
         finally:
             stream.close()
@@ -391,10 +401,10 @@ class FrameStream:
         self._connection = connection
         self.close = connection.close
 
-    def send(self, frame: list[Any]) -> None:
+    def send(self, frame: bytes) -> None:
         """Send a frame."""
         with self._named():
-            self._connection.send(pack(frame), monotonic() + LONG_TIMEOUT)
+            self._connection.send(frame, monotonic() + LONG_TIMEOUT)
 
     def receive(self) -> list[Any]:
         """Return the next frame."""

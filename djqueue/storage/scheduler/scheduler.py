@@ -44,7 +44,7 @@ from djqueue.storage.tables.schedules import TableSchedules
 from .folder import PrivateFolder
 from .journal import TableJournal
 from .metrics import StoredMetrics
-from .protocol import LIMITER_SETTINGS, OPERATIONS, QUEUE_SETTINGS, WRITTEN, time_for
+from .protocol import LIMITER_SETTINGS, OPERATIONS, QUEUE_SETTINGS, WRITTEN, fitting, time_for
 from .recovery import recover
 
 logger = logging.getLogger("djqueue.scheduler")
@@ -291,6 +291,11 @@ class JobScheduler:
             if then is not None:
                 then = then._replace(process=client)
             finished = self.engine.finish(outcomes, then)
+            claimed = finished.claims.jobs
+            count = fitting(len(one.payload) for one in claimed)
+            if count < len(claimed):
+                self.release(claimed[count:])
+                finished = finished._replace(claims=finished.claims._replace(jobs=claimed[:count]))
             if record.applied:
                 accepted = [
                     is_accepted or record.applied.pop(outcome.token, 0) is None

@@ -17,7 +17,7 @@ from djqueue.storage.snapshots import Part
 from djqueue.storage.wire import pack
 
 from .folder import PrivateFolder, other_user
-from .protocol import MAX_GREETING, SUBSCRIPTIONS, VALUE_ERROR, VERSION, receive
+from .protocol import MAX_GREETING, SUBSCRIPTIONS, VALUE_ERROR, VERSION, frames_of, receive
 from .scheduler import JobScheduler
 
 logger = logging.getLogger("djqueue.scheduler")
@@ -251,7 +251,8 @@ class ClientSession:
     def _read_snapshot(self, page: int) -> None:
         with self._scheduler.snapshots.read(page) as parts:
             for part in parts:
-                self._send(["part", *part])
+                for frame in frames_of(part):
+                    self._connection.sendall(frame)
 
     def _write_snapshot(self, *, replace: bool) -> list[int]:
         self._is_streaming = True

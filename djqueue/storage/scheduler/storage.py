@@ -42,10 +42,11 @@ from djqueue.storage.outbox import PATIENCE, OutboxTable
 from djqueue.storage.reads import Reads
 from djqueue.storage.snapshots import Part, SnapshotCounts, Snapshots
 from djqueue.storage.tables.clock import DatabaseClock
+from djqueue.storage.wire import pack
 
 from .client import SchedulerClient, result_of
 from .folder import PrivateFolder, default_folder
-from .protocol import OPERATIONS, time_for
+from .protocol import OPERATIONS, frames_of, time_for
 from .scheduler import JobScheduler
 from .server import SocketServer
 
@@ -418,6 +419,7 @@ class RemoteSnapshots(Snapshots):
             return scheduler.snapshots.write(parts, replace=replace)
         with self._storage.client.stream("snapshots.write", replace=replace) as stream:
             for part in parts:
-                stream.send(["part", *part])
-            stream.send(["end"])
+                for frame in frames_of(part):
+                    stream.send(frame)
+            stream.send(pack(["end"]))
             return SnapshotCounts(*result_of(stream.receive()))

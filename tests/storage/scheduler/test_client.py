@@ -1,5 +1,6 @@
 """Clients: what they do without a scheduler, and whom they talk to."""
 
+import asyncio
 import os
 
 import pytest
@@ -13,8 +14,19 @@ from djqueue.core.errors import (
     StorageUnavailableError,
 )
 from djqueue.operations.relay import relay_of
+from djqueue.storage.snapshots import JOB, Part
 from djqueue.storage.wire import LENGTH, MAX_FRAME
-from djqueue.testing.factories import QUEUE, batch, claim_ids, counts, enqueue, state
+from djqueue.testing.factories import (
+    QUEUE,
+    batch,
+    claim,
+    claim_ids,
+    completing,
+    counts,
+    enqueue,
+    finish,
+    state,
+)
 from djqueue.testing.waiting import Recorder
 from tests.support import eventually
 
@@ -91,6 +103,42 @@ def test_large_batch_is_sent_in_parts(client, monkeypatch):
 
     assert [result.status for result in results] == ["queued"] * 25
     assert claim_ids(client, 100) == [result.id for result in results]
+
+
+@pytest.fixture
+def _small_frames(monkeypatch):
+    """Frames of 10,000 bytes, half of them for payloads and results."""
+    monkeypatch.setattr("djqueue.storage.wire.MAX_FRAME", 10_000)
+    monkeypatch.setattr("djqueue.storage.scheduler.protocol.MAX_BYTES", 5_000)
+
+
+@pytest.mark.usefixtures("_small_frames")
+def test_claims_and_outcomes_may_be_larger_than_a_frame(client):
+    ids = [enqueue(client, payload=bytes(1_000)) for _ in range(12)]
+    found = []
+    while claimed := claim(client, 12):
+        found += claimed
+    assert [claimed.id for claimed in found] == ids
+
+    outcomes = [completing(claimed)._replace(result=bytes(1_000)) for claimed in found]
+
+    assert finish(client, *outcomes[:-1]) == [True] * 11
+    [accepted], _ = asyncio.run(client.afinish(outcomes[-1:], None))
+    assert accepted
+
+
+@pytest.mark.usefixtures("_small_frames")
+def test_parts_of_a_snapshot_may_be_larger_than_a_frame(client):
+    ids = {enqueue(client, payload=bytes(1_000)) for _ in range(12)}
+    with client.snapshots.read() as parts:
+        found = list(parts)
+    jobs = [record for part in found if part.kind == JOB for record in part.records]
+    assert {record["id"] for record in jobs} == ids
+
+    whole = Part(JOB, QUEUE, jobs)
+    counts = client.snapshots.write([*(part for part in found if part.kind != JOB), whole], replace=True)
+
+    assert counts.jobs == 12
 
 
 def test_second_scheduler_is_refused(scheduler, make_storage):

@@ -309,7 +309,7 @@ class TableJournal(Journal):
             self._idle = False
             if self._changes and not pause:
                 self._changed.wait_for(self._is_due, WINDOW)
-            return bool(self._changes) or not self._closing
+            return bool(self._changes) or self._metrics.have_changed or not self._closing
 
     def _is_due(self) -> bool:
         changes = self._changes

@@ -44,7 +44,16 @@ from djqueue.storage.tables.schedules import TableSchedules
 from .folder import PrivateFolder
 from .journal import TableJournal
 from .metrics import StoredMetrics
-from .protocol import LIMITER_SETTINGS, OPERATIONS, QUEUE_SETTINGS, WRITTEN, fitting, time_for
+from .protocol import (
+    LIMITER_SETTINGS,
+    LONG,
+    LONG_TIMEOUT,
+    OPERATIONS,
+    QUEUE_SETTINGS,
+    WRITTEN,
+    fitting,
+    time_for,
+)
 from .recovery import recover
 
 logger = logging.getLogger("djqueue.scheduler")
@@ -213,7 +222,7 @@ class JobScheduler:
         elif operation in LIMITER_SETTINGS:
             self.journal.limiter_set(args[0] if args else kwargs["name"])
         if operation in WRITTEN:
-            with within(self._timeout):
+            with within(LONG_TIMEOUT if operation in LONG else self._timeout):
                 self.journal.wait()
         return answer
 

@@ -269,7 +269,7 @@ class SchedulerClient:
                 if not self._idle:
                     return None
                 connection = self._idle.pop()
-            if not connection.is_stale:
+            if connection.epoch == self._epoch and not connection.is_stale:
                 return connection
             connection.close()
 
@@ -289,7 +289,7 @@ class SchedulerClient:
         patience = min(until, monotonic() + (0 if is_probe else PATIENCE))
         while True:
             try:
-                connection = self.connect(until)
+                connection = self.connect(min(until, monotonic() + self._timeout))
                 self.breaker.succeeded()
                 return connection
             except (OSError, EOFError) as error:
@@ -322,6 +322,7 @@ class SchedulerClient:
                 logger.info("Announced %d attempts to a new scheduler.", len(held))
             self.attempts.restarted()
         self._epoch = connection.epoch
+        self._subscriptions.follow(connection.epoch)
 
     # Claims and outcomes.
 
@@ -498,6 +499,12 @@ class ClientSubscriptions:
                 self._connection.shut()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_TIMEOUT)
+
+    def follow(self, epoch: str) -> None:
+        """Leave an earlier scheduler, which may hang, for the one of this run."""
+        connection = self._connection
+        if connection is not None and connection.epoch != epoch:
+            connection.shut()
 
     def _send(self, request: list[Any], answered: threading.Event) -> bool:
         """Send a request; return whether there is a connection. The caller has the lock."""

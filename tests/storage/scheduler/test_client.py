@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+import signal
+import threading
+from time import monotonic
 
 import pytest
 from django.db import transaction
@@ -28,9 +31,10 @@ from djqueue.testing.factories import (
     state,
 )
 from djqueue.testing.waiting import Recorder
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
-from .crashes import crash
+from .children import Child
+from .crashes import crash, end_lease
 
 
 @pytest.fixture
@@ -185,3 +189,45 @@ def test_jobs_of_the_database_storage_are_not_taken_over(tables, make_storage):
     models.DelayedJob.objects.create(id=1, queue=QUEUE, run_at=0)
     with pytest.raises(ConfigurationError, match="DatabaseStorage"):
         make_storage(here=True)
+
+
+@pytest.fixture
+def frozen(tables, make_storage, tmp_path):
+    """A client of a scheduler that is suspended, with idle connections and a subscription."""
+    with Child("scheduler", tmp_path / "s") as child:
+        assert child.line() == "ready"
+        client = make_storage(timeout=1.0)
+        woken = threading.Event()
+        client.listen(None, woken.set)
+        for connection in [client.client.connect(monotonic() + PATIENCE) for _ in range(3)]:
+            client.client._give_back(connection)
+        os.kill(child.process.pid, signal.SIGSTOP)
+        yield client, woken
+
+
+def test_client_leaves_a_scheduler_that_hangs_for_the_next_one(frozen, make_storage):
+    client, woken = frozen
+    end_lease()
+    scheduler = make_storage(here=True)
+    with pytest.raises(StorageUnavailableError):
+        counts(client)
+
+    def answers():
+        try:
+            return counts(client) is not None
+        except StorageUnavailableError:
+            return False
+
+    eventually(answers)
+    counts(client)
+
+    eventually(lambda: client.client.subscriptions.is_connected)
+    woken.clear()
+    enqueue(scheduler)
+    assert woken.wait(PATIENCE)
+
+
+@pytest.mark.usefixtures("frozen")
+def test_connecting_for_a_long_operation_takes_no_longer_than_for_others(make_storage):
+    with pytest.raises(StorageUnavailableError, match="no scheduler is running"):
+        make_storage(timeout=1.0).queues.obliterate(QUEUE)

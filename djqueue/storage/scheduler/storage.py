@@ -17,6 +17,7 @@ from djqueue.core.clock import Clock
 from djqueue.core.deadline import within
 from djqueue.core.engine import DEFAULT_POLICY
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
+from djqueue.core.forks import after_fork
 from djqueue.core.job import (
     Batch,
     ClaimRequest,
@@ -167,8 +168,20 @@ class SchedulerStorage(Storage):
             return
         scheduler = self._make(lost=self.role.lost)
         scheduler.open()
-        self._server = SocketServer(scheduler, self._folder, secrets.token_hex(8))
+        try:
+            self._server = SocketServer(scheduler, self._folder, secrets.token_hex(8))
+        except BaseException:
+            scheduler.close()
+            raise
         self._scheduler = scheduler
+        after_fork(self._leave_to_parent)
+
+    def _leave_to_parent(self) -> None:
+        """Become a client in a forked process, whose copy of the jobs nobody would run or write."""
+        if self._server is not None:
+            self._server.leave_to_parent()
+        self._scheduler = self._server = None
+        self.role.starts_here = False
 
     def close(self) -> None:
         self.client.close()

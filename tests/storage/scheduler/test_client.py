@@ -231,3 +231,34 @@ def test_client_leaves_a_scheduler_that_hangs_for_the_next_one(frozen, make_stor
 def test_connecting_for_a_long_operation_takes_no_longer_than_for_others(make_storage):
     with pytest.raises(StorageUnavailableError, match="no scheduler is running"):
         make_storage(timeout=1.0).queues.obliterate(QUEUE)
+
+
+def test_process_forked_by_the_scheduler_is_a_client(scheduler):
+    enqueue(scheduler, id="a")
+
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            [result] = scheduler.enqueue([batch(ids=["b"])])
+            code = 0 if result.status == "queued" else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert state(scheduler, "b") is not None
+
+
+def test_scheduler_that_cannot_listen_releases_its_lease(make_storage, tmp_path):
+    with pytest.raises(ConfigurationError, match="cannot listen"):
+        make_storage(here=True, folder=tmp_path / ("long" * 30))
+
+    assert make_storage(here=True).scheduler is not None
+
+
+def test_jobs_go_to_the_outbox_if_the_scheduler_accepts_no_more_connections(client, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.scheduler.server.MAX_SESSIONS", 0)
+    enqueue(client, id="a")
+
+    assert models.OutboxJob.objects.filter(job_id="a").exists()

@@ -249,11 +249,14 @@ class JobScheduler:
         return results
 
     def emit(self, emissions: Sequence[Emission]) -> list[bool]:
-        """Add streamed items."""
+        """Add streamed items; return when they are committed.
+
+        A worker does not send items again that were accepted, and items behind a gap would be refused.
+        """
         self._check_ready()
         accepted = self.engine.emit(emissions)
         with within(self._timeout):
-            self.journal.wait_for_room()
+            self.journal.wait()
         return accepted
 
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:

@@ -17,9 +17,11 @@ from djqueue.testing.factories import (
     claim,
     completing,
     counts,
+    emit,
     enqueue,
     failing,
     finish,
+    items_of,
     job,
     retrying,
     state,
@@ -301,3 +303,15 @@ def test_client_that_announces_while_others_are_adopted_keeps_its_claims(schedul
         made._adopt(is_first=True)
 
     assert finish(client, completing(claimed)) == [True]
+
+
+def test_stream_of_items_goes_on_with_the_next_scheduler(client, restarted, monkeypatch):
+    enqueue(client, id="a", durable=True)
+    [claimed] = claim(client)
+    monkeypatch.setattr("djqueue.storage.scheduler.journal.WINDOW", 60)
+    assert emit(client, claimed, b"1", b"2")
+
+    restarted()
+
+    assert emit(client, claimed, b"3", start=2)
+    assert items_of(client, "a") == [b"1", b"2", b"3"]

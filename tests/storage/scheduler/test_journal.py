@@ -37,10 +37,10 @@ def change_everything(storage):
         enqueue(storage, id=name, max_attempts=5)
     claimed = {one.id: one for one in claim(storage, 4)}
     storage.report([report_of(claimed["a"], 0.5, [(1, "first line")])])
-    storage.emit([emission_of(claimed["a"], 0, b"1", b"2")])
+    storage.scheduler.engine.emit([emission_of(claimed["a"], 0, b"1", b"2")])
     yield journal
     storage.report([report_of(claimed["a"], 0.7, [(2, "second line")])])
-    storage.emit([emission_of(claimed["a"], 2, b"3")])
+    storage.scheduler.engine.emit([emission_of(claimed["a"], 2, b"3")])
     finish(storage, retrying(claimed["b"]), failing(claimed["c"]), completing(claimed["d"]))
     yield journal
     storage.scheduler.jobs.retry(QUEUE, ["c"])

@@ -73,8 +73,6 @@ class TableJournal(Journal):
         """Queues that have a row."""
         self.written = 0
         """Generation of the last changes that are committed."""
-        self.written_at = 0
-        """UTC milliseconds of the last commit."""
         self._idle = False
         self._closing = False
         self._failure: Exception | None = None
@@ -389,7 +387,6 @@ class TableJournal(Journal):
             self._in_flight = 0
             self.written = changes.generation
             self._changed.notify_all()
-        self.written_at = self._clock.now()
         for done in changes.waiting:
             done(None)
 

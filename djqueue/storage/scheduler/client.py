@@ -552,8 +552,10 @@ class ClientSubscriptions:
             entries = list(self._entries.items())
             for number, entry in entries:
                 self._send([entry.operation, [number, *entry.args], {}], entry.begun)
+        while self._pending:
+            self._hear(connection.receive(None))
         for _, entry in entries:
-            # Something may have been missed in the meantime.
+            # Something may have been missed until the subscription began.
             if not is_first and entry.operation != "events.subscribe":
                 _tell(entry.handler, None)
 

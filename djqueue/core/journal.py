@@ -37,11 +37,7 @@ class Journal(Protocol):
         ...
 
     def removed(self, jobs: list[EngineJob]) -> None:
-        """Record the removal of jobs with their results and dead letters.
-
-        Called while the engine still has them: a reader that does not find them in the engine, and reads the
-        tables, can tell that they are gone.
-        """
+        """Record the removal of jobs with their results and dead letters."""
         ...
 
     def trimmed(self, jobs: list[EngineJob]) -> None:

@@ -1,4 +1,4 @@
-"""The hot path over an engine in this process: what the memory and the database storage share."""
+"""The hot path over an engine in this process: the memory storage's."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -64,9 +64,6 @@ class EngineStorage(Storage):
         return self.engine.listen(queues, wake)
 
     def sweep(self) -> Swept:
-        swept = self._sweep()
+        swept = self.engine.sweep(WORKER_TTL)
         self.engine.record_totals()
         return swept
-
-    def _sweep(self) -> Swept:
-        return self.engine.sweep(WORKER_TTL)

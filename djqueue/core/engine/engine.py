@@ -197,14 +197,13 @@ class Engine:
         """Call `wake`, from any thread, when a job of these queues (None: of any) may be claimable."""
         return self.settlement.listen(queues, wake)
 
-    def sweep(self, worker_ttl: int, tick: int | None = None) -> Swept:
+    def sweep(self, worker_ttl: int) -> Swept:
         """Do once what time requires: due jobs, expired leases, ttls, dead letters, old records.
 
         Args:
             worker_ttl: milliseconds without a heartbeat after which a worker is removed.
-            tick: the monotonic time by which leases have expired; None: now.
         """
-        swept = self._sweeper.sweep(worker_ttl, tick)
+        swept = self._sweeper.sweep(worker_ttl)
         if any(swept):
             self.changes.bump()
         return swept

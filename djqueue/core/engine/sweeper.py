@@ -39,11 +39,11 @@ class Sweeper:
         self._limiters = limiters
         self._workers = workers
 
-    def sweep(self, worker_ttl: int, tick: int | None = None) -> Swept:
+    def sweep(self, worker_ttl: int) -> Swept:
         """Do once what time requires: see `Engine.sweep`."""
         self._workers.forget(worker_ttl)
         self._limiters.pass_turns_on()
-        stalled = self._sweep_leases(self._context.clock.monotonic() if tick is None else tick)
+        stalled = self._sweep_leases(self._context.clock.monotonic())
         totals = [0, 0, 0, 0]
         for name in self._context.queue_names():
             for index, count in enumerate(self._sweep_queue(name)):

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from djqueue.codecs import MSGPACK, encode
 from djqueue.core.enginejob import ItemStream
 from djqueue.core.errors import OptionError
 from djqueue.core.job import (
@@ -311,7 +312,7 @@ def report(tx: Tx, reports: Sequence[ProgressReport]) -> list[bool | None]:
         job = jobs[held[one.token][1]]
         if one.progress is not None:
             job.progress = one.progress
-            tx.run("UPDATE djqueue_job SET progress = ? WHERE id = ?", rows.progress_row(job)[-1], job.pk)
+            tx.run("UPDATE djqueue_job SET progress = ? WHERE id = ?", encode(job.progress, MSGPACK), job.pk)
             tx.note(job, "progress")
         if one.lines:
             tx.touch()

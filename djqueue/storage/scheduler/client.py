@@ -34,6 +34,7 @@ from .protocol import (
     LONG_TIMEOUT,
     VALUE_ERROR,
     VERSION,
+    fitting,
     frame_end,
     receive,
     take_frame,
@@ -268,7 +269,7 @@ class SchedulerClient:
                 if not self._idle:
                     return None
                 connection = self._idle.pop()
-            if not connection.is_stale:
+            if connection.epoch == self._epoch and not connection.is_stale:
                 return connection
             connection.close()
 
@@ -288,7 +289,7 @@ class SchedulerClient:
         patience = min(until, monotonic() + (0 if is_probe else PATIENCE))
         while True:
             try:
-                connection = self.connect(until)
+                connection = self.connect(min(until, monotonic() + self._timeout))
                 self.breaker.succeeded()
                 return connection
             except (OSError, EOFError) as error:
@@ -321,11 +322,16 @@ class SchedulerClient:
                 logger.info("Announced %d attempts to a new scheduler.", len(held))
             self.attempts.restarted()
         self._epoch = connection.epoch
+        self._subscriptions.follow(connection.epoch)
 
     # Claims and outcomes.
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Finished:
         """End attempts and claim."""
+        count = fitting(len(one.result or b"") for one in outcomes)
+        if count < len(outcomes):
+            first, rest = self.finish(outcomes[:count], None), self.finish(outcomes[count:], then)
+            return rest._replace(accepted=[*first.accepted, *rest.accepted])
         until = self._until("finish")
         connection = self._joined(then) or self._connected(until)
         with self._answered(connection, "finish"), self._numbered(outcomes, then) as data:
@@ -333,6 +339,11 @@ class SchedulerClient:
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Finished:
         """Async version of `finish`."""
+        count = fitting(len(one.result or b"") for one in outcomes)
+        if count < len(outcomes):
+            first = await self.afinish(outcomes[:count], None)
+            rest = await self.afinish(outcomes[count:], then)
+            return rest._replace(accepted=[*first.accepted, *rest.accepted])
         until = self._until("finish")
         connection = self._joined(then)
         if connection is None:
@@ -378,7 +389,7 @@ class SchedulerClient:
         self._check_fork()
         stream = FrameStream(self._connected(self._until(operation)))
         try:
-            stream.send([operation, args_of(args), dict(kwargs)])
+            stream.send(pack([operation, args_of(args), dict(kwargs)]))
             yield stream
         finally:
             stream.close()
@@ -391,10 +402,10 @@ class FrameStream:
         self._connection = connection
         self.close = connection.close
 
-    def send(self, frame: list[Any]) -> None:
+    def send(self, frame: bytes) -> None:
         """Send a frame."""
         with self._named():
-            self._connection.send(pack(frame), monotonic() + LONG_TIMEOUT)
+            self._connection.send(frame, monotonic() + LONG_TIMEOUT)
 
     def receive(self) -> list[Any]:
         """Return the next frame."""
@@ -489,6 +500,12 @@ class ClientSubscriptions:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_TIMEOUT)
 
+    def follow(self, epoch: str) -> None:
+        """Leave an earlier scheduler, which may hang, for the one of this run."""
+        connection = self._connection
+        if connection is not None and connection.epoch != epoch:
+            connection.shut()
+
     def _send(self, request: list[Any], answered: threading.Event) -> bool:
         """Send a request; return whether there is a connection. The caller has the lock."""
         connection = self._connection
@@ -535,8 +552,10 @@ class ClientSubscriptions:
             entries = list(self._entries.items())
             for number, entry in entries:
                 self._send([entry.operation, [number, *entry.args], {}], entry.begun)
+        while self._pending:
+            self._hear(connection.receive(None))
         for _, entry in entries:
-            # Something may have been missed in the meantime.
+            # Something may have been missed until the subscription began.
             if not is_first and entry.operation != "events.subscribe":
                 _tell(entry.handler, None)
 

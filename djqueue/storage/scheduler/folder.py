@@ -18,7 +18,7 @@ from pathlib import Path
 from django.db import connections
 
 from djqueue.core.errors import ConfigurationError
-from djqueue.storage.tables.holders import LeaseHolder, host_name, lives_here, start_mark
+from djqueue.storage.tables.holders import LeaseHolder, exists, start_mark
 
 ELSEWHERE = "set DJQUEUE['STORAGE']['OPTIONS']['FOLDER'] to a private folder of this user"
 ONE_USER = "run the scheduler and its clients as one user"
@@ -121,7 +121,8 @@ class PrivateFolder:
             if name.count("@") == 2:
                 if is_alive(name):
                     found.add(name)
-                    os.utime(self.path / name)  # Programs that clean up remove old files.
+                    with suppress(FileNotFoundError):  # It may leave meanwhile.
+                        os.utime(self.path / name)  # Programs that clean up remove old files.
                 else:
                     self.leave(name)
         return found
@@ -135,8 +136,8 @@ def client_name(random: str) -> str:
 def is_alive(client: str) -> bool:
     """Return whether the process with a name lives on this machine."""
     pid, started, _ = client.split("@")
-    host = host_name() + (f"@{started}" if started else "")
-    return pid.isdecimal() and lives_here(LeaseHolder("", host, int(pid), ""))
+    mark = f"@{started}" if started else ""
+    return pid.isdecimal() and exists(LeaseHolder("", mark, int(pid), ""))
 
 
 def other_user(connection: socket.socket) -> str | None:

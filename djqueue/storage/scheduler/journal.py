@@ -73,8 +73,6 @@ class TableJournal(Journal):
         """Queues that have a row."""
         self.written = 0
         """Generation of the last changes that are committed."""
-        self.written_at = 0
-        """UTC milliseconds of the last commit."""
         self._idle = False
         self._closing = False
         self._failure: Exception | None = None
@@ -309,7 +307,7 @@ class TableJournal(Journal):
             self._idle = False
             if self._changes and not pause:
                 self._changed.wait_for(self._is_due, WINDOW)
-            return bool(self._changes) or not self._closing
+            return bool(self._changes) or self._metrics.have_changed or not self._closing
 
     def _is_due(self) -> bool:
         changes = self._changes
@@ -389,7 +387,6 @@ class TableJournal(Journal):
             self._in_flight = 0
             self.written = changes.generation
             self._changed.notify_all()
-        self.written_at = self._clock.now()
         for done in changes.waiting:
             done(None)
 

@@ -48,6 +48,11 @@ class StoredMetrics(MetricStore):
 
     # Rows.
 
+    @property
+    def have_changed(self) -> bool:
+        """Whether there are changes that `take` returns."""
+        return bool(self._changed or self._gone)
+
     def take(self) -> list[TableChange]:
         """Return the changes of the table since the last call."""
         with self._lock:

@@ -6,14 +6,16 @@ this run. Then each request, [operation, arguments, keyword arguments], has one 
 """
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from djqueue.core.errors import SerializationError
 from djqueue.core.job import Batch
 from djqueue.storage.facets import Jobs, Limiters, Queues, Workers
 from djqueue.storage.reads import Reads
-from djqueue.storage.wire import LENGTH, MAX_FRAME, unpack_frame
+from djqueue.storage.snapshots import Part
+from djqueue.storage.wire import LENGTH, MAX_FRAME, pack, unpack_frame
 
 VERSION = 1
 VALUE_ERROR = "value"
@@ -21,6 +23,8 @@ VALUE_ERROR = "value"
 MAX_GREETING = 4_096
 """Maximum bytes of the first frame of a client."""
 CHUNK = 1 << 16
+MAX_BYTES = MAX_FRAME // 2
+"""Bytes of payloads or results in a frame; the rest is for everything else."""
 JOBS_PER_SECOND = 1_000
 """Jobs of one enqueue for which it gets another second: the ORM may have to write them."""
 
@@ -81,6 +85,25 @@ def take_frame(buffer: bytearray, end: int) -> Any:
     body = bytes(memoryview(buffer)[LENGTH.size : end])
     del buffer[:end]
     return unpack_frame(body)
+
+
+def frames_of(part: Part) -> Iterator[bytes]:
+    """Yield a part of a snapshot, in as many frames as it needs."""
+    try:
+        frame = pack(["part", *part])
+    except SerializationError:
+        if len(part.records) < 2:
+            raise
+        half = len(part.records) // 2
+        for records in (part.records[:half], part.records[half:]):
+            yield from frames_of(part._replace(records=records))
+    else:
+        yield frame
+
+
+def fitting(sizes: Iterable[int]) -> int:
+    """Return how many of these values fit into a frame; the first one always does."""
+    return max(1, sum(total <= MAX_BYTES for total in accumulate(sizes)))
 
 
 def time_for(batches: Sequence[Batch]) -> float:

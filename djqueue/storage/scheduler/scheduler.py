@@ -14,6 +14,7 @@ from djqueue.core.clock import Clock
 from djqueue.core.deadline import within
 from djqueue.core.diagnostics import WARN, DiagnosticLine, Diagnostics, Finding, workers_line
 from djqueue.core.engine import DEFAULT_POLICY, Engine, EngineReads
+from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import SchedulerRunningError, StorageError, StorageUnavailableError
 from djqueue.core.job import (
     Batch,
@@ -43,7 +44,16 @@ from djqueue.storage.tables.schedules import TableSchedules
 from .folder import PrivateFolder
 from .journal import TableJournal
 from .metrics import StoredMetrics
-from .protocol import LIMITER_SETTINGS, OPERATIONS, QUEUE_SETTINGS, WRITTEN, time_for
+from .protocol import (
+    LIMITER_SETTINGS,
+    LONG,
+    LONG_TIMEOUT,
+    OPERATIONS,
+    QUEUE_SETTINGS,
+    WRITTEN,
+    fitting,
+    time_for,
+)
 from .recovery import recover
 
 logger = logging.getLogger("djqueue.scheduler")
@@ -138,6 +148,9 @@ class JobScheduler:
         self._awaited: set[str] = set()
         self._announced: set[str] = set()
         self._held: list[tuple[str, HeldAttempt]] = []
+        self._has_adopted = False
+        """Whether what was announced is being adopted: later clients adopt theirs themselves."""
+        self._adopting = threading.Lock()
         self._clients: dict[str, ClientRecord] = {}
         self._clients_lock = threading.Lock()
         self._closing = threading.Event()
@@ -175,6 +188,7 @@ class JobScheduler:
                 *found,
             )
         if not self._awaited:
+            self._has_adopted = True
             self.ready.set()
         else:
             threading.Thread(target=self._await_workers, name="djqueue-recovery", daemon=True).start()
@@ -208,7 +222,7 @@ class JobScheduler:
         elif operation in LIMITER_SETTINGS:
             self.journal.limiter_set(args[0] if args else kwargs["name"])
         if operation in WRITTEN:
-            with within(self._timeout):
+            with within(LONG_TIMEOUT if operation in LONG else self._timeout):
                 self.journal.wait()
         return answer
 
@@ -235,11 +249,14 @@ class JobScheduler:
         return results
 
     def emit(self, emissions: Sequence[Emission]) -> list[bool]:
-        """Add streamed items."""
+        """Add streamed items; return when they are committed.
+
+        A worker does not send items again that were accepted, and items behind a gap would be refused.
+        """
         self._check_ready()
         accepted = self.engine.emit(emissions)
         with within(self._timeout):
-            self.journal.wait_for_room()
+            self.journal.wait()
         return accepted
 
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
@@ -286,6 +303,11 @@ class JobScheduler:
             if then is not None:
                 then = then._replace(process=client)
             finished = self.engine.finish(outcomes, then)
+            claimed = finished.claims.jobs
+            count = fitting(len(one.payload) for one in claimed)
+            if count < len(claimed):
+                self.release(claimed[count:])
+                finished = finished._replace(claims=finished.claims._replace(jobs=claimed[:count]))
             if record.applied:
                 accepted = [
                     is_accepted or record.applied.pop(outcome.token, 0) is None
@@ -312,9 +334,10 @@ class JobScheduler:
         record.note_applied(tokens)
         self.release(claims)
 
-    def release(self, claims: Sequence[Claimed]) -> None:
-        """Return claimed jobs that no worker has received."""
-        self.engine.finish([Outcome(one.queue, one.id, one.token, "release") for one in claims])
+    def release(self, claims: Sequence[Claimed | EngineJob]) -> None:
+        """Return claimed jobs that no worker has received, given in the order of their claims."""
+        # Each goes before all others.
+        self.engine.finish([Outcome(one.queue, one.id, one.token, "release") for one in reversed(claims)])
 
     def outbox_written(self) -> None:
         """Let the relay look for jobs in the outbox."""
@@ -330,7 +353,7 @@ class JobScheduler:
             self.engine.leases.expire(holding - living, self.engine.clock.monotonic())
         with self._clients_lock:
             for name in known - living:
-                del self._clients[name]
+                self._clients.pop(name, None)  # Another sweep may run.
         swept = self.engine.sweep(WORKER_TTL)
         self.engine.record_totals()
         return swept
@@ -342,24 +365,25 @@ class JobScheduler:
         with self._clients_lock:
             self._held += [(client, one) for one in held]
             self._awaited.discard(client)
-            self._announced.add(client)
-            is_late = self.ready.is_set()
+            is_late = self._has_adopted
+            if not is_late:
+                self._announced.add(client)
         if is_late:
             self._adopt()
 
     def _await_workers(self) -> None:
         waited = 0.0
-        while self._awaited and waited < ANNOUNCE and not self._closing.wait(LOOK_EVERY):
-            waited += LOOK_EVERY
-            with self._clients_lock:
-                self._awaited &= self._folder.living()
-        if self._awaited:
-            logger.warning(
-                "%d processes with workers have not announced what they run; jobs of their last claims may "
-                "run again.",
-                len(self._awaited),
-            )
         try:
+            while self._awaited and waited < ANNOUNCE and not self._closing.wait(LOOK_EVERY):
+                waited += LOOK_EVERY
+                with self._clients_lock:
+                    self._awaited &= self._folder.living()
+            if self._awaited:
+                logger.warning(
+                    "%d processes with workers have not announced what they run; jobs of their last claims "
+                    "may run again.",
+                    len(self._awaited),
+                )
             self._adopt(is_first=True)
         except Exception:
             logger.exception(
@@ -371,23 +395,26 @@ class JobScheduler:
 
     def _adopt(self, *, is_first: bool = False) -> None:
         """Continue the attempts that workers have announced, and apply their outcomes, in order of claims."""
-        with self._clients_lock:
-            held, self._held = self._held, []
-        tokens = {claimed.token for _, (_, claimed, _) in held}
-        for client, (worker, claimed, outcome) in sorted(held, key=lambda one: one[1][1].token):
-            is_held = self.engine.persistence.adopt(claimed, worker, client)
-            if outcome is not None:
-                if is_held:
-                    self.engine.finish([outcome])
-            elif not is_held:
-                self._note_if_applied(client, claimed)
-        if is_first:
-            # Those that were claimed, but never received.
-            claims = [job for job in self._claims() if job.process in self._announced]
-            lost = [job for job in claims if job.token not in tokens]
-            self.engine.finish([Outcome(job.queue, job.id, job.token, "release") for job in lost])
+        # A client whose attempts another one takes along waits until they are adopted.
+        with self._adopting:
+            with self._clients_lock:
+                held, self._held = self._held, []
+                self._has_adopted = True
+            tokens = {claimed.token for _, (_, claimed, _) in held}
+            for client, (worker, claimed, outcome) in sorted(held, key=lambda one: one[1][1].token):
+                is_held = self.engine.persistence.adopt(claimed, worker, client)
+                if outcome is not None:
+                    if is_held:
+                        self.engine.finish([outcome])
+                elif not is_held:
+                    self._note_if_applied(client, claimed)
+            if is_first:
+                # Those that were claimed, but never received.
+                claims = [job for job in self._claims() if job.process in self._announced]
+                lost = [job for job in claims if job.token not in tokens]
+                self.release(sorted(lost, key=attrgetter("token")))
 
-    def _claims(self) -> list[Any]:
+    def _claims(self) -> list[EngineJob]:
         return [job for one in self.engine.context.processing for job in list(one.active.values())]
 
     def _note_if_applied(self, client: str, claimed: Claimed) -> None:

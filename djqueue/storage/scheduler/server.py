@@ -6,18 +6,19 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from django.db import connections
 
-from djqueue.core.errors import DjqueueError, SerializationError, StorageError
+from djqueue.core.errors import DjqueueError, SerializationError, StorageError, StorageUnavailableError
 from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.snapshots import Part
 from djqueue.storage.wire import pack
 
 from .folder import PrivateFolder, other_user
-from .protocol import MAX_GREETING, SUBSCRIPTIONS, VALUE_ERROR, VERSION, receive
+from .protocol import MAX_GREETING, SUBSCRIPTIONS, VALUE_ERROR, VERSION, frames_of, receive
 from .scheduler import JobScheduler
 
 logger = logging.getLogger("djqueue.scheduler")
@@ -60,8 +61,15 @@ class SocketServer:
         self._listener.close()
         for session in sessions:
             session.end()
+        until = monotonic() + CLOSE_TIMEOUT
         for session in sessions:
-            session.thread.join(CLOSE_TIMEOUT)
+            session.thread.join(max(0.0, until - monotonic()))
+
+    def leave_to_parent(self) -> None:
+        """Close a forked child's copies of the sockets, so that clients notice the end of its parent."""
+        self._listener.close()
+        for session in self._sessions:
+            session.connection.close()
 
     def _accept(self) -> None:
         while True:
@@ -102,7 +110,7 @@ class ClientSession:
         self.thread = threading.Thread(target=self._run, name="djqueue-session", daemon=True)
         self._server = server
         self._scheduler = server.scheduler
-        self._connection = connection
+        self.connection = connection
         self._buffer = bytearray()
         self._client = ""
         self._subscriptions: dict[int, Unsubscribe] = {}
@@ -113,7 +121,7 @@ class ClientSession:
 
     def end(self) -> None:
         """End the connection after the call in progress."""
-        _shut(self._connection, socket.SHUT_RD)
+        _shut(self.connection, socket.SHUT_RD)
 
     def _run(self) -> None:
         try:
@@ -127,16 +135,16 @@ class ClientSession:
                 unsubscribe()
             if self._outgoing is not None:
                 self._outgoing.put(None)
-            _shut(self._connection)
-            self._connection.close()
+            _shut(self.connection)
+            self.connection.close()
             connections.close_all()
             self._server.forget(self)
 
     def _greet(self) -> None:
-        self.refusal = self.refusal or other_user(self._connection)
-        self._connection.settimeout(GREETING_TIMEOUT)
-        greeting = receive(self._connection, self._buffer, MAX_GREETING)
-        self._connection.settimeout(None)
+        self.refusal = self.refusal or other_user(self.connection)
+        self.connection.settimeout(GREETING_TIMEOUT)
+        greeting = receive(self.connection, self._buffer, MAX_GREETING)
+        self.connection.settimeout(None)
         if not (isinstance(greeting, list) and [type(part) for part in greeting] == [int, str]):
             raise SerializationError("the first frame is not a greeting")
         version, self._client = greeting
@@ -146,12 +154,12 @@ class ClientSession:
                 "restart runworkers, so that both have the same version of djqueue"
             )
         if self.refusal is not None:
-            self._send(["error", StorageError.code, self.refusal])
+            self._send(["error", StorageUnavailableError.code, self.refusal])
             raise EOFError(self.refusal)
         self._send(["ok", self._server.epoch])
 
     def _receive(self) -> tuple[str, list[Any], dict[str, Any]]:
-        frame = receive(self._connection, self._buffer)
+        frame = receive(self.connection, self._buffer)
         if not (isinstance(frame, list) and [type(part) for part in frame] == [str, list, dict]):
             raise SerializationError("the frame is not a request")
         operation, args, kwargs = frame
@@ -197,7 +205,7 @@ class ClientSession:
         if self._outgoing is not None:
             self._outgoing.put(data)
         else:
-            self._connection.sendall(data)
+            self.connection.sendall(data)
 
     # Subscriptions.
 
@@ -232,7 +240,7 @@ class ClientSession:
             failures.log(
                 logging.WARNING, "slow", "Disconnected a client that stopped reading its subscription."
             )
-            _shut(self._connection)
+            _shut(self.connection)
             return
         self._outgoing.put(pack(["event", number, event]))
 
@@ -241,17 +249,18 @@ class ClientSession:
         try:
             while (data := self._outgoing.get()) is not None:
                 self._woken.clear()
-                self._connection.sendall(data)
+                self.connection.sendall(data)
         except OSError as error:
             logger.debug("A client disconnected: %s", error)
-            _shut(self._connection)
+            _shut(self.connection)
 
     # Streams.
 
     def _read_snapshot(self, page: int) -> None:
         with self._scheduler.snapshots.read(page) as parts:
             for part in parts:
-                self._send(["part", *part])
+                for frame in frames_of(part):
+                    self.connection.sendall(frame)
 
     def _write_snapshot(self, *, replace: bool) -> list[int]:
         self._is_streaming = True
@@ -266,7 +275,7 @@ class ClientSession:
 
     def _parts(self) -> Iterator[Part]:
         while self._is_streaming:
-            word, *part = receive(self._connection, self._buffer)
+            word, *part = receive(self.connection, self._buffer)
             if word == "part":
                 yield Part(*part)
             else:

@@ -17,6 +17,7 @@ from djqueue.core.clock import Clock
 from djqueue.core.deadline import within
 from djqueue.core.engine import DEFAULT_POLICY
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
+from djqueue.core.forks import after_fork
 from djqueue.core.job import (
     Batch,
     ClaimRequest,
@@ -42,10 +43,11 @@ from djqueue.storage.outbox import PATIENCE, OutboxTable
 from djqueue.storage.reads import Reads
 from djqueue.storage.snapshots import Part, SnapshotCounts, Snapshots
 from djqueue.storage.tables.clock import DatabaseClock
+from djqueue.storage.wire import pack
 
 from .client import SchedulerClient, result_of
 from .folder import PrivateFolder, default_folder
-from .protocol import OPERATIONS, time_for
+from .protocol import OPERATIONS, frames_of, time_for
 from .scheduler import JobScheduler
 from .server import SocketServer
 
@@ -166,8 +168,20 @@ class SchedulerStorage(Storage):
             return
         scheduler = self._make(lost=self.role.lost)
         scheduler.open()
-        self._server = SocketServer(scheduler, self._folder, secrets.token_hex(8))
+        try:
+            self._server = SocketServer(scheduler, self._folder, secrets.token_hex(8))
+        except BaseException:
+            scheduler.close()
+            raise
         self._scheduler = scheduler
+        after_fork(self._leave_to_parent)
+
+    def _leave_to_parent(self) -> None:
+        """Become a client in a forked process, whose copy of the jobs nobody would run or write."""
+        if self._server is not None:
+            self._server.leave_to_parent()
+        self._scheduler = self._server = None
+        self.role.starts_here = False
 
     def close(self) -> None:
         self.client.close()
@@ -418,6 +432,7 @@ class RemoteSnapshots(Snapshots):
             return scheduler.snapshots.write(parts, replace=replace)
         with self._storage.client.stream("snapshots.write", replace=replace) as stream:
             for part in parts:
-                stream.send(["part", *part])
-            stream.send(["end"])
+                for frame in frames_of(part):
+                    stream.send(frame)
+            stream.send(pack(["end"]))
             return SnapshotCounts(*result_of(stream.receive()))

@@ -6,12 +6,12 @@ the ORM. Table and column names come from the models.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any
 
-from django.db import IntegrityError, connections, transaction
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model, Q
 
@@ -25,9 +25,6 @@ SQLITE_UPDATES_FROM = (3, 33)
 
 class Dialect(ABC):
     """Statements over rows given as tuples in the order of `fields`."""
-
-    jobs_per_second = 10_000
-    """Jobs that extend the time limit of an enqueue by one second."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias
@@ -50,9 +47,6 @@ class Dialect(ABC):
         with transaction.atomic(using=self.alias):
             yield
 
-    def take_turns(self, keys: Collection[tuple[str, str]]) -> None:  # noqa: B027 - optional
-        """Wait until no other open transaction has called this for the same queues and unique keys."""
-
     @abstractmethod
     def insert(
         self,
@@ -72,26 +66,6 @@ class Dialect(ABC):
             key: Fields that identify a row.
             constants: Values of further fields, the same for all rows.
         """
-
-    def insert_new(
-        self,
-        model: type[Model],
-        fields: Sequence[str],
-        rows: Sequence[Row],
-        *,
-        constants: Mapping[str, Any] | None = None,
-        key: Sequence[str],
-    ) -> list[Row]:
-        """Insert the rows whose key is free, and return their keys. `fields` starts with `key`."""
-        written = []
-        for row in rows:
-            try:
-                with transaction.atomic(using=self.alias):
-                    self.insert(model, fields, [row], constants=constants)
-            except IntegrityError:
-                continue
-            written.append(row[: len(key)])
-        return written
 
     @abstractmethod
     def update(
@@ -176,20 +150,6 @@ class OnSqlite(Dialect):
         finally:
             if self.connection.connection is driver and not self.connection.closed_in_transaction:
                 driver.execute(f"PRAGMA busy_timeout={usual}")
-
-    def insert_new(
-        self,
-        model: type[Model],
-        fields: Sequence[str],
-        rows: Sequence[Row],
-        *,
-        constants: Mapping[str, Any] | None = None,
-        key: Sequence[str],
-    ) -> list[Row]:
-        """Insert the rows whose key is free. The write lock excludes other writers since the transaction
-        began."""
-        self.insert(model, fields, rows, constants=constants)
-        return [row[: len(key)] for row in rows]
 
     @contextmanager
     def _synced(self) -> Iterator[None]:
@@ -322,13 +282,6 @@ class PostgresDialect(Dialect):
                     cursor.execute("SET LOCAL synchronous_commit TO on")
             yield
 
-    def take_turns(self, keys: Collection[tuple[str, str]]) -> None:
-        """Wait for other transactions, in one order for all: otherwise, two could wait for each other."""
-        lock = "SELECT pg_advisory_xact_lock(hashtextextended(key, hashtext(queue)))"
-        arrays = [list(column) for column in zip(*sorted(keys), strict=True)]
-        with self.connection.cursor() as cursor:
-            cursor.execute(f"{lock} FROM unnest(%s::text[], %s::text[]) AS wanted(queue, key)", arrays)
-
     def insert(
         self,
         model: type[Model],
@@ -341,24 +294,6 @@ class PostgresDialect(Dialect):
         """Insert or overwrite rows."""
         every = [*fields, *(constants or ())]
         self._run(self._insert(model, fields, constants) + self._overwriting(model, every, key), rows)
-
-    def insert_new(
-        self,
-        model: type[Model],
-        fields: Sequence[str],
-        rows: Sequence[Row],
-        *,
-        constants: Mapping[str, Any] | None = None,
-        key: Sequence[str],
-    ) -> list[Row]:
-        """Insert the rows whose key is free, and return their keys."""
-        named = ", ".join(self._columns(model, key))
-        statement = (
-            f"{self._insert(model, fields, constants)} ON CONFLICT ({named}) DO NOTHING RETURNING {named}"
-        )
-        written: list[Row] = []
-        self._run(statement, rows, written)
-        return written
 
     def update(
         self, model: type[Model], key: Sequence[str], fields: Sequence[str], rows: Sequence[Row]
@@ -403,22 +338,18 @@ class PostgresDialect(Dialect):
             types.append(f"%s::{kind}[]")
         return ", ".join(types)
 
-    def _run(self, statement: str, rows: Sequence[Row], returned: list[Row] | None = None) -> int:
+    def _run(self, statement: str, rows: Sequence[Row]) -> int:
         changed = 0
         with self.connection.cursor() as cursor:
             for start in range(0, len(rows), self.BATCH):
                 columns = zip(*rows[start : start + self.BATCH], strict=True)
                 cursor.execute(statement, [list(column) for column in columns])
                 changed += cursor.rowcount
-                if returned is not None:
-                    returned += cursor.fetchall()
         return changed
 
 
 class OrmDialect(Dialect):
     """Any database that Django supports; several times slower."""
-
-    jobs_per_second = 1_000
 
     def insert(
         self,

@@ -65,20 +65,16 @@ def _stat(pid: int) -> list[str]:
 
 def died_here(holder: LeaseHolder) -> bool:
     """Return whether the holder was a process of this machine and has ended."""
-    return _is_here(holder) and not _exists(holder)
+    return _is_here(holder) and not exists(holder)
 
 
 def lives_here(holder: LeaseHolder) -> bool:
     """Return whether the holder is a running process of this machine."""
-    return _is_here(holder) and _exists(holder)
+    return _is_here(holder) and exists(holder)
 
 
-def _is_here(holder: LeaseHolder) -> bool:
-    host = holder.host.partition("@")[0]
-    return host == host_name() and "/" in host
-
-
-def _exists(holder: LeaseHolder) -> bool:
+def exists(holder: LeaseHolder) -> bool:
+    """Return whether the process of a holder on this machine is running."""
     _, mark, started = holder.host.partition("@")
     fields = _stat(holder.pid)
     if fields:
@@ -93,3 +89,8 @@ def _exists(holder: LeaseHolder) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _is_here(holder: LeaseHolder) -> bool:
+    host = holder.host.partition("@")[0]
+    return host == host_name() and "/" in host

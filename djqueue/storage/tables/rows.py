@@ -9,7 +9,7 @@ import msgpack
 from django.db.models import Model, QuerySet
 
 from djqueue import models
-from djqueue.codecs import decode, encode
+from djqueue.codecs import decode
 from djqueue.core.enginejob import EngineJob, ItemStream
 from djqueue.core.job import (
     AttemptRecord,
@@ -26,8 +26,6 @@ from djqueue.core.summaries import JobSummary
 Row = tuple[Any, ...]
 
 KEY = ("queue", "job_id")
-JOB_KEY = (*KEY, "created_at")
-"""Columns that identify a job's row, but not that of a newer job with the same id."""
 OWNED = (models.JobResult, models.DeadLetter, models.JobAttempt, models.JobLog, models.JobItem)
 """Models whose rows belong to a job."""
 NEW_JOB = (
@@ -88,7 +86,6 @@ LETTER = (
     "next_retry_at",
     "unmet",
 )
-PROGRESS = (*JOB_KEY, "progress")
 ITEM = (*KEY, "number", "run", "item")
 ITEM_KEY = (*KEY, "number")
 MENTION = (*KEY, "name", "state", "created_at", "run_at", "started_at", "finished_at", "reason")
@@ -207,11 +204,6 @@ def letter_row(job: EngineJob, letter: DeadLetterRecord) -> Row:
     )
 
 
-def progress_row(job: EngineJob) -> Row:
-    """Return the last reported progress as `PROGRESS`."""
-    return (*job_key(job), encode(job.progress, MSGPACK))
-
-
 def item_rows(job: EngineJob, items: Sequence[bytes]) -> list[Row]:
     """Return the last items of the attempt as `ITEM`."""
     assert job.stream is not None
@@ -233,11 +225,6 @@ def clean(text: str, limit: int | None = None) -> str:
     if not text.isascii():
         text = text.encode(errors="backslashreplace").decode()[:limit]
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}") if "\0" in text else text
-
-
-def job_key(job: EngineJob) -> tuple[str, str, int]:
-    """Return the key of a job's row, as `JOB_KEY`."""
-    return job.queue, job.id, job.created_at
 
 
 JOB_FIELDS = (*NEW_JOB, *UNTOUCHED)
@@ -323,20 +310,19 @@ def mention_of(row: Row) -> JobSummary:
     )
 
 
-def records(alias: str, queue: str, ids: Sequence[str], *, belongings: bool = True) -> dict[str, JobRecord]:
-    """Read jobs of a queue by id: complete, or without the rows of other tables."""
+def records(alias: str, queue: str, ids: Sequence[str]) -> dict[str, JobRecord]:
+    """Read jobs of a queue by id."""
     found: dict[str, EngineJob] = {}
     for chunk in chunked(ids):
         mine = {"queue": queue, "job_id__in": chunk}
         for row in job_rows(models.Job.objects.using(alias).filter(**mine)):
             job = job_from_row(row)
             found[job.id] = job
-    if belongings:
-        read_belongings(alias, queue, found)
+    read_belongings(alias, queue, found)
     return {job_id: job.record() for job_id, job in found.items()}
 
 
-def read_belongings(alias: str, queue: str, jobs: dict[str, EngineJob], *, logs: bool = True) -> None:
+def read_belongings(alias: str, queue: str, jobs: dict[str, EngineJob]) -> None:
     """Load results, ended attempts and log lines of a queue's jobs."""
     for chunk in chunked(list(jobs)):
         mine = {"queue": queue, "job_id__in": chunk}
@@ -347,10 +333,9 @@ def read_belongings(alias: str, queue: str, jobs: dict[str, EngineJob], *, logs:
             error = JobFailure(*row[7:]) if row[7] else None
             job.history = [*(job.history or ()), AttemptRecord(row[2], row[3], row[4], row[5], row[6], error)]
             job.noted = len(job.history)
-        if logs:
-            for row in raw_values(_of(models.JobLog, alias).filter(**mine).order_by("id"), LOG):
-                job = jobs[row[1]]
-                job.logs = [*(job.logs or ()), (row[2], row[3])]
+        for row in raw_values(_of(models.JobLog, alias).filter(**mine).order_by("id"), LOG):
+            job = jobs[row[1]]
+            job.logs = [*(job.logs or ()), (row[2], row[3])]
 
 
 def letter_from_row(row: Row) -> DeadLetterRecord:

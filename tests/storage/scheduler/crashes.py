@@ -17,7 +17,7 @@ def crash(storage: SchedulerStorage) -> None:
     server._shut(listening._listener)
     listening._listener.close()
     for session in list(listening._sessions):
-        server._shut(session._connection)
+        server._shut(session.connection)
 
 
 def end_lease() -> None:

@@ -1,6 +1,10 @@
 """Clients: what they do without a scheduler, and whom they talk to."""
 
+import asyncio
 import os
+import signal
+import threading
+from time import monotonic
 
 import pytest
 from django.db import transaction
@@ -13,12 +17,24 @@ from djqueue.core.errors import (
     StorageUnavailableError,
 )
 from djqueue.operations.relay import relay_of
+from djqueue.storage.snapshots import JOB, Part
 from djqueue.storage.wire import LENGTH, MAX_FRAME
-from djqueue.testing.factories import QUEUE, batch, claim_ids, counts, enqueue, state
+from djqueue.testing.factories import (
+    QUEUE,
+    batch,
+    claim,
+    claim_ids,
+    completing,
+    counts,
+    enqueue,
+    finish,
+    state,
+)
 from djqueue.testing.waiting import Recorder
-from tests.support import eventually
+from tests.support import PATIENCE, eventually
 
-from .crashes import crash
+from .children import Child
+from .crashes import crash, end_lease
 
 
 @pytest.fixture
@@ -93,6 +109,42 @@ def test_large_batch_is_sent_in_parts(client, monkeypatch):
     assert claim_ids(client, 100) == [result.id for result in results]
 
 
+@pytest.fixture
+def _small_frames(monkeypatch):
+    """Frames of 10,000 bytes, half of them for payloads and results."""
+    monkeypatch.setattr("djqueue.storage.wire.MAX_FRAME", 10_000)
+    monkeypatch.setattr("djqueue.storage.scheduler.protocol.MAX_BYTES", 5_000)
+
+
+@pytest.mark.usefixtures("_small_frames")
+def test_claims_and_outcomes_may_be_larger_than_a_frame(client):
+    ids = [enqueue(client, payload=bytes(1_000)) for _ in range(12)]
+    found = []
+    while claimed := claim(client, 12):
+        found += claimed
+    assert [claimed.id for claimed in found] == ids
+
+    outcomes = [completing(claimed)._replace(result=bytes(1_000)) for claimed in found]
+
+    assert finish(client, *outcomes[:-1]) == [True] * 11
+    [accepted], _ = asyncio.run(client.afinish(outcomes[-1:], None))
+    assert accepted
+
+
+@pytest.mark.usefixtures("_small_frames")
+def test_parts_of_a_snapshot_may_be_larger_than_a_frame(client):
+    ids = {enqueue(client, payload=bytes(1_000)) for _ in range(12)}
+    with client.snapshots.read() as parts:
+        found = list(parts)
+    jobs = [record for part in found if part.kind == JOB for record in part.records]
+    assert {record["id"] for record in jobs} == ids
+
+    whole = Part(JOB, QUEUE, jobs)
+    counts = client.snapshots.write([*(part for part in found if part.kind != JOB), whole], replace=True)
+
+    assert counts.jobs == 12
+
+
 def test_second_scheduler_is_refused(scheduler, make_storage):
     with pytest.raises(SchedulerRunningError, match="--join"):
         make_storage(here=True)
@@ -137,3 +189,76 @@ def test_jobs_of_the_database_storage_are_not_taken_over(tables, make_storage):
     models.DelayedJob.objects.create(id=1, queue=QUEUE, run_at=0)
     with pytest.raises(ConfigurationError, match="DatabaseStorage"):
         make_storage(here=True)
+
+
+@pytest.fixture
+def frozen(tables, make_storage, tmp_path):
+    """A client of a scheduler that is suspended, with idle connections and a subscription."""
+    with Child("scheduler", tmp_path / "s") as child:
+        assert child.line() == "ready"
+        client = make_storage(timeout=1.0)
+        woken = threading.Event()
+        client.listen(None, woken.set)
+        for connection in [client.client.connect(monotonic() + PATIENCE) for _ in range(3)]:
+            client.client._give_back(connection)
+        os.kill(child.process.pid, signal.SIGSTOP)
+        yield client, woken
+
+
+def test_client_leaves_a_scheduler_that_hangs_for_the_next_one(frozen, make_storage):
+    client, woken = frozen
+    end_lease()
+    scheduler = make_storage(here=True)
+    with pytest.raises(StorageUnavailableError):
+        counts(client)
+
+    def answers():
+        try:
+            return counts(client) is not None
+        except StorageUnavailableError:
+            return False
+
+    eventually(answers)
+    counts(client)
+
+    assert woken.wait(PATIENCE)  # Something may have been missed.
+    woken.clear()
+    enqueue(scheduler)
+    assert woken.wait(PATIENCE)
+
+
+@pytest.mark.usefixtures("frozen")
+def test_connecting_for_a_long_operation_takes_no_longer_than_for_others(make_storage):
+    with pytest.raises(StorageUnavailableError, match="no scheduler is running"):
+        make_storage(timeout=1.0).queues.obliterate(QUEUE)
+
+
+def test_process_forked_by_the_scheduler_is_a_client(scheduler):
+    enqueue(scheduler, id="a")
+
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            [result] = scheduler.enqueue([batch(ids=["b"])])
+            code = 0 if result.status == "queued" else 2
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert state(scheduler, "b") is not None
+
+
+def test_scheduler_that_cannot_listen_releases_its_lease(make_storage, tmp_path):
+    with pytest.raises(ConfigurationError, match="cannot listen"):
+        make_storage(here=True, folder=tmp_path / ("long" * 30))
+
+    assert make_storage(here=True).scheduler is not None
+
+
+def test_jobs_go_to_the_outbox_if_the_scheduler_accepts_no_more_connections(client, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.scheduler.server.MAX_SESSIONS", 0)
+    enqueue(client, id="a")
+
+    assert models.OutboxJob.objects.filter(job_id="a").exists()

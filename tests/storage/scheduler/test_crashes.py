@@ -1,6 +1,8 @@
 """A scheduler that dies, between any two writes, and what its clients and the next scheduler do."""
 
+from contextlib import ExitStack
 from functools import partial
+from threading import Thread
 
 import pytest
 
@@ -8,15 +10,18 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.models import OutboxJob
 from djqueue.operations.relay import relay_of
+from djqueue.storage.scheduler import folder
 from djqueue.storage.scheduler.changes import TableChange
 from djqueue.testing.factories import (
     QUEUE,
     claim,
     completing,
     counts,
+    emit,
     enqueue,
     failing,
     finish,
+    items_of,
     job,
     retrying,
     state,
@@ -128,7 +133,7 @@ def test_outcome_that_was_written_without_an_answer_is_accepted_when_sent_again(
 
 
 def test_claims_without_an_answer_return_to_the_queue(scheduler, client, monkeypatch):
-    enqueue(client, id="a")
+    ids = [enqueue(client, id=name) for name in ("a", "b", "c")]
     finished = scheduler.scheduler.finish
 
     def unanswered(*args):
@@ -137,13 +142,14 @@ def test_claims_without_an_answer_return_to_the_queue(scheduler, client, monkeyp
 
     monkeypatch.setattr(scheduler.scheduler, "finish", unanswered)
     with pytest.raises(StorageUnavailableError):
-        claim(client)
+        claim(client, 3)
     monkeypatch.undo()
     assert state(client, "a") is ACTIVE
 
-    [claimed] = claim(client)
+    found = claim(client, 3)
 
-    assert (claimed.id, claimed.attempts, claimed.stalls) == ("a", 1, 0)
+    assert [claimed.id for claimed in found] == ids
+    assert {(claimed.attempts, claimed.stalls) for claimed in found} == {(1, 0)}
 
 
 class Workload:
@@ -241,3 +247,71 @@ def test_scheduler_killed_before_any_write_loses_nothing_that_was_answered(make_
         scheduler.close()
     assert deaths > 5
     assert counts(client)[COMPLETED] >= 2
+
+
+def test_sweep_goes_on_while_a_client_leaves_and_another_sweep_runs(scheduler, client, monkeypatch):
+    claim(client)
+    is_alive, sweep = folder.is_alive, scheduler.scheduler.sweep
+
+    def leaving(name):
+        client.close()
+        monkeypatch.setattr(folder, "is_alive", is_alive)
+        return True
+
+    monkeypatch.setattr(folder, "is_alive", leaving)
+    sweep()  # It leaves after it was found.
+
+    living = scheduler._folder.living
+
+    def sweeping():
+        monkeypatch.setattr(scheduler._folder, "living", living)
+        sweep()
+        return living()
+
+    monkeypatch.setattr(scheduler._folder, "living", sweeping)
+    sweep()
+    assert not scheduler.scheduler._clients
+
+
+def test_living_client_keeps_its_claims_where_machines_have_no_boot_id(scheduler, client, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.tables.holders.host_name", lambda: "a-mac")
+    enqueue(client, id="a")
+    claim(client)
+
+    scheduler.sweep()
+
+    assert state(client, "a") is ACTIVE
+
+
+def test_client_that_announces_while_others_are_adopted_keeps_its_claims(scheduler, client, monkeypatch):
+    enqueue(client, id="a")
+    [claimed] = claim(client)
+    made = scheduler.scheduler
+    claims = made._claims
+
+    def late():
+        announcing = Thread(target=made.announce, args=(client.client.name, client.client.attempts.all()))
+        announcing.start()
+        stack.callback(announcing.join)
+        eventually(lambda: made._held)
+        return claims()
+
+    monkeypatch.setattr(made, "_claims", late)
+    made._announced.clear()
+    made._has_adopted = False
+    with ExitStack() as stack:
+        made._adopt(is_first=True)
+
+    assert finish(client, completing(claimed)) == [True]
+
+
+def test_stream_of_items_goes_on_with_the_next_scheduler(client, restarted, monkeypatch):
+    enqueue(client, id="a", durable=True)
+    [claimed] = claim(client)
+    monkeypatch.setattr("djqueue.storage.scheduler.journal.WINDOW", 60)
+    assert emit(client, claimed, b"1", b"2")
+
+    restarted()
+
+    assert emit(client, claimed, b"3", start=2)
+    assert items_of(client, "a") == [b"1", b"2", b"3"]

@@ -37,10 +37,10 @@ def change_everything(storage):
         enqueue(storage, id=name, max_attempts=5)
     claimed = {one.id: one for one in claim(storage, 4)}
     storage.report([report_of(claimed["a"], 0.5, [(1, "first line")])])
-    storage.emit([emission_of(claimed["a"], 0, b"1", b"2")])
+    storage.scheduler.engine.emit([emission_of(claimed["a"], 0, b"1", b"2")])
     yield journal
     storage.report([report_of(claimed["a"], 0.7, [(2, "second line")])])
-    storage.emit([emission_of(claimed["a"], 2, b"3")])
+    storage.scheduler.engine.emit([emission_of(claimed["a"], 2, b"3")])
     finish(storage, retrying(claimed["b"]), failing(claimed["c"]), completing(claimed["d"]))
     yield journal
     storage.scheduler.jobs.retry(QUEUE, ["c"])
@@ -140,3 +140,19 @@ def test_job_that_has_come_and_gone_between_two_commits_is_one_row(storage, monk
 
     jobs = [change for change in written if change.model is models.Job]
     assert [(change.kind, len(change.rows)) for change in jobs] == [("insert", 1)]
+
+
+def test_totals_of_the_last_moment_are_written_at_the_end(storage):
+    enqueue(storage)
+    storage.scheduler.journal.wait()
+
+    storage.close()
+
+    assert models.MetricBucket.objects.filter(enqueued=1).exists()
+
+
+def test_long_operations_wait_longer_for_their_commit(storage, monkeypatch):
+    enqueue(storage)
+    monkeypatch.setattr(storage.scheduler, "_timeout", 0.0)
+
+    assert storage.queues.obliterate(QUEUE) == 1

@@ -177,7 +177,7 @@ class SchedulerStorage(Storage):
         after_fork(self._leave_to_parent)
 
     def _leave_to_parent(self) -> None:
-        """Become a client in a forked process, whose copy of the jobs nobody would run or write."""
+        """Become a client in a forked process, whose copy of the jobs would be neither run nor written."""
         if self._server is not None:
             self._server.leave_to_parent()
         self._scheduler = self._server = None

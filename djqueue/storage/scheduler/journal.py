@@ -10,6 +10,7 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from time import monotonic
 
 from django.db import Error, connections
 
@@ -41,6 +42,8 @@ KEEP_EVERY = 1.0
 """Seconds between two looks at the lease while there is nothing to write."""
 FIRST_RETRY, LAST_RETRY = 0.1, 5.0
 """Seconds before changes are written again after an error: first and longest wait, with doubling."""
+CLOSE_PATIENCE = 10.0
+"""Seconds for which closing tries to write the rest."""
 
 
 class TableJournal(Journal):
@@ -75,6 +78,7 @@ class TableJournal(Journal):
         """Generation of the last changes that are committed."""
         self._idle = False
         self._closing = False
+        self._give_up_at = math.inf
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="djqueue-journal", daemon=True)
 
@@ -91,6 +95,7 @@ class TableJournal(Journal):
         """Write the rest, and stop the thread. Raises StorageUnavailableError if the rest is lost."""
         with self._changed:
             self._closing = True
+            self._give_up_at = monotonic() + CLOSE_PATIENCE
             self._changed.notify_all()
         if self._thread.ident is not None:
             self._thread.join()
@@ -282,7 +287,7 @@ class TableJournal(Journal):
                     return
                 except Exception as error:
                     connections[self._dialect.alias].close()
-                    if self._closing and pause:
+                    if monotonic() > self._give_up_at:
                         return
                     pause = min(2 * pause, LAST_RETRY) if pause else FIRST_RETRY
                     # Other errors than those of the database are defects, and need a traceback.
@@ -300,7 +305,10 @@ class TableJournal(Journal):
         """Wait until changes are to be written, or the lease is to be kept; return False at the end."""
         with self._changed:
             if pause:
+                # Closing shortens the wait, but does not end it.
                 self._changed.wait_for(lambda: self._closing, pause)
+                if self._closing:
+                    self._changed.wait(FIRST_RETRY)
             self._idle = True
             if not self._changes and not self._closing:
                 self._changed.wait(KEEP_EVERY)

@@ -115,6 +115,23 @@ def test_durable_enqueue_waits_for_the_commit(storage):
     assert models.Job.objects.filter(job_id="a").exists()
 
 
+def test_closing_writes_the_rest_as_soon_as_the_database_can_be_written_to(storage, monkeypatch):
+    errors = [OperationalError("the disk is full")] * 3
+    apply = TableChange.apply
+    monkeypatch.setattr("djqueue.storage.scheduler.journal.WINDOW", 60)
+
+    def failing(change, dialect):
+        if errors:
+            raise errors.pop()
+        apply(change, dialect)
+
+    monkeypatch.setattr(TableChange, "apply", failing)
+    enqueue(storage, id="a")
+    storage.close()
+
+    assert models.Job.objects.filter(job_id="a").exists()
+
+
 def test_durable_enqueue_that_is_not_committed_goes_to_the_outbox(storage, monkeypatch):
     def broken(*_):
         raise OperationalError("the disk is full")

@@ -325,7 +325,7 @@ class JobScheduler:
         """Sweep, and end the claims of processes that have died."""
         # Before the look at the processes: another one may begin to claim meanwhile.
         holding, known = self.engine.leases.processes(), set(self._clients)
-        living = self._folder.living()
+        living = self._folder.living(holding)
         if self.ready.is_set():
             self.engine.leases.expire(holding - living, self.engine.clock.monotonic())
         with self._clients_lock:

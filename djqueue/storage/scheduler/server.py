@@ -42,6 +42,7 @@ class SocketServer:
     def __init__(self, scheduler: JobScheduler, folder: PrivateFolder, epoch: str) -> None:
         self.scheduler = scheduler
         self.epoch = epoch
+        self._folder = folder
         self._listener = folder.listen(BACKLOG)
         self._lock = threading.Lock()
         self._sessions: set[ClientSession] = set()
@@ -63,13 +64,25 @@ class SocketServer:
         for session in sessions:
             session.thread.join(CLOSE_TIMEOUT)
 
+    def restore(self) -> None:
+        """Make the socket anew, if a program that cleans up has removed it."""
+        with self._lock:
+            if not self._is_closed and not self._folder.has_socket:
+                listener, self._listener = self._listener, self._folder.listen(BACKLOG)
+                _shut(listener)
+                logger.warning("The socket %s was removed, and has been made again.", self._folder.socket)
+
     def _accept(self) -> None:
         while True:
+            listener = self._listener
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except OSError as error:
                 if self._is_closed:
                     return
+                if listener is not self._listener:
+                    listener.close()
+                    continue
                 failures.log(logging.ERROR, "accept", "Could not accept a connection: %s", error)
                 self._pause.wait(AFTER_ERROR)
                 continue

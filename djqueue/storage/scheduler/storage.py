@@ -318,9 +318,11 @@ class SchedulerStorage(Storage):
         return swept
 
     def maintain(self) -> None:
-        """Sweep in the scheduler's process, and nowhere else."""
+        """Sweep in the scheduler's process, and nowhere else; keep its socket where clients look for it."""
         if self._scheduler is not None:
             self._scheduler.sweep()
+        if self._server is not None:
+            self._server.restore()
 
 
 class ProcessRoleOfScheduler(SchedulerRole):

@@ -1,6 +1,7 @@
 """Clients: what they do without a scheduler, and whom they talk to."""
 
 import os
+import shutil
 
 import pytest
 from django.db import transaction
@@ -14,7 +15,17 @@ from djqueue.core.errors import (
 )
 from djqueue.operations.relay import relay_of
 from djqueue.storage.wire import LENGTH, MAX_FRAME
-from djqueue.testing.factories import QUEUE, batch, claim_ids, counts, enqueue, state
+from djqueue.testing.factories import (
+    QUEUE,
+    batch,
+    claim,
+    claim_ids,
+    completing,
+    counts,
+    enqueue,
+    finish,
+    state,
+)
 from djqueue.testing.waiting import Recorder
 from tests.support import eventually
 
@@ -123,6 +134,38 @@ def test_folder_that_others_may_open_is_refused(make_storage, tmp_path):
     os.chmod(tmp_path / "s", 0o755)
     with pytest.raises(ConfigurationError, match="mode 0700"):
         make_storage(here=True)
+
+
+def test_socket_that_was_removed_is_made_again(scheduler, client, make_storage, tmp_path):
+    enqueue(client, id="a")
+    shutil.rmtree(tmp_path / "s")
+
+    scheduler.maintain()
+
+    assert state(make_storage(), "a") is not None
+    assert state(client, "a") is not None
+
+
+def test_running_jobs_survive_the_removal_of_the_folder(scheduler, client, tmp_path):
+    enqueue(client, id="a")
+    [claimed] = claim(client)
+    shutil.rmtree(tmp_path / "s")
+
+    for _ in range(2):
+        scheduler.maintain()
+
+    assert finish(client, completing(claimed)) == [True]
+    assert (tmp_path / "s" / client.client.name).exists()
+
+
+def test_running_jobs_survive_the_removal_of_a_worker_s_note(scheduler, client, tmp_path):
+    enqueue(client, id="a")
+    [claimed] = claim(client)
+    (tmp_path / "s" / client.client.name).unlink()
+
+    scheduler.maintain()
+
+    assert finish(client, completing(claimed)) == [True]
 
 
 def test_frame_beyond_the_limit_ends_the_connection(scheduler, client):

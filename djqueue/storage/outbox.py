@@ -165,7 +165,7 @@ class OutboxTable(TransactionalEnqueue):
             raise StorageUnavailableError(
                 f"{error} The outbox cannot store jobs with depends_on in the meantime."
             ) from error
-        answers = self._write(batch)
+        answers = self._write(batch, error)
         if not self._away_until:
             logger.warning(
                 "Writing jobs to the outbox, a table, until %s is available again: %s",
@@ -175,7 +175,8 @@ class OutboxTable(TransactionalEnqueue):
         self._away_until = SYSTEM_CLOCK.monotonic() + REST
         return answers
 
-    def _write(self, batch: Batch) -> list[EnqueueResult]:
+    def _write(self, batch: Batch, tried: StorageUnavailableError | None = None) -> list[EnqueueResult]:
+        """Write rows; `tried` is the error of the server, which may have the jobs nevertheless."""
         from django.db import Error, connections
 
         from djqueue.models import OutboxJob
@@ -205,9 +206,11 @@ class OutboxTable(TransactionalEnqueue):
             OutboxJob.objects.using(alias).bulk_create(rows, batch_size=ROWS)
         except Error as error:
             reason = in_one_line(error)
+            before = (
+                f", after {self._server} failed ({tried})" if tried else ", and none of the jobs was enqueued"
+            )
             raise StorageUnavailableError(
-                f"writing the outbox of queue {batch.queue!r} to database {alias!r} failed, and none of "
-                f"the jobs was enqueued: {reason}"
+                f"writing the outbox of queue {batch.queue!r} to database {alias!r} failed{before}: {reason}"
             ) from error
         answers = [EnqueueResult(job_id, "queued", batch.queue) for job_id in ids]
         if connections[alias].in_atomic_block:

@@ -45,6 +45,7 @@ class OutboxTable(TransactionalEnqueue):
         server: The server's name in messages.
         detaches: Whether jobs with `durable=False` leave the caller's transaction.
         on_commit: Called after the commit of a transaction with jobs.
+        is_away: Returns whether the server, after an error, has not answered at all.
         clock: Replaces the server's time, for tests.
     """
 
@@ -59,6 +60,7 @@ class OutboxTable(TransactionalEnqueue):
         server: str,
         detaches: bool = False,
         on_commit: Callable[[], None] | None = None,
+        is_away: Callable[[], bool] = lambda: True,
         clock: Clock | None = None,
     ) -> None:
         self._covers = covers
@@ -67,6 +69,7 @@ class OutboxTable(TransactionalEnqueue):
         self._server = server
         self._detaches = detaches
         self._on_commit = on_commit
+        self._is_away = is_away
         self._clock = clock or SYSTEM_CLOCK
         self._ids = IdSource()
         self._away_until = 0
@@ -166,6 +169,8 @@ class OutboxTable(TransactionalEnqueue):
                 f"{error} The outbox cannot store jobs with depends_on in the meantime."
             ) from error
         answers = self._write(batch, error)
+        if not self._is_away():
+            return answers
         if not self._away_until:
             logger.warning(
                 "Writing jobs to the outbox, a table, until %s is available again: %s",

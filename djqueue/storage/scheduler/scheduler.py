@@ -43,7 +43,7 @@ from djqueue.storage.tables.schedules import TableSchedules
 from .folder import PrivateFolder
 from .journal import TableJournal
 from .metrics import StoredMetrics
-from .protocol import LIMITER_SETTINGS, OPERATIONS, QUEUE_SETTINGS, WRITTEN, time_for
+from .protocol import FOR_COMMIT, LIMITER_SETTINGS, OPERATIONS, QUEUE_SETTINGS, WRITTEN, time_for
 from .recovery import recover
 
 logger = logging.getLogger("djqueue.scheduler")
@@ -208,7 +208,7 @@ class JobScheduler:
         elif operation in LIMITER_SETTINGS:
             self.journal.limiter_set(args[0] if args else kwargs["name"])
         if operation in WRITTEN:
-            with within(self._timeout):
+            with within(FOR_COMMIT * self._timeout):
                 self.journal.wait()
         return answer
 
@@ -217,17 +217,22 @@ class JobScheduler:
         if not self.ready.wait(self._timeout):
             raise StorageUnavailableError("the scheduler has just started, and waits for the living workers")
 
-    def enqueue(self, batches: Sequence[Batch], *, written: bool = False) -> list[EnqueueResult]:
+    def enqueue(
+        self, batches: Sequence[Batch], *, written: bool = False, patience: float | None = None
+    ) -> list[EnqueueResult]:
         """Add jobs.
 
         Args:
             batches: The jobs.
             written: Wait for the commit, as for jobs with `durable=True`.
+            patience: Seconds for which the caller waits; None: the timeout.
         """
         self._check_ready()
         results = self.engine.enqueue(batches)
         is_durable = any(batch.options.durable for batch in batches)
-        with within(self._timeout + time_for(batches)):
+        if patience is None:
+            patience = self._timeout + time_for(batches)
+        with within(FOR_COMMIT * patience):
             if is_durable or written:
                 self.journal.wait(durable=True)
             else:

@@ -130,6 +130,7 @@ class SchedulerStorage(Storage):
             server="the scheduler",
             detaches=True,
             on_commit=self._tell_relay,
+            is_away=lambda: self.outage is not None,
             clock=clock,
         )
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 
 import pytest
 from django.db import transaction
@@ -13,6 +14,7 @@ from djqueue.core.errors import (
     SchedulerRunningError,
     StorageUnavailableError,
 )
+from djqueue.core.states import State
 from djqueue.operations.relay import relay_of
 from djqueue.storage.wire import LENGTH, MAX_FRAME
 from djqueue.testing.factories import (
@@ -83,6 +85,30 @@ def test_commit_wakes_the_relay(client, scheduler):
         assert not woken
 
     assert woken
+
+
+def test_scheduler_that_cannot_write_is_not_taken_for_one_that_is_away(scheduler, make_storage, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.scheduler.storage.PATIENCE", 3)
+    goes_on = threading.Event()
+    journal = scheduler.scheduler.journal
+    journal.wait()
+    monkeypatch.setattr(scheduler.scheduler, "_timeout", 3)
+    monkeypatch.setattr(journal, "flush", goes_on.wait)
+    client = make_storage(timeout=3)
+
+    try:
+        enqueue(client, id="a", durable=True)
+        enqueue(client, id="b")
+        with pytest.raises(StorageUnavailableError, match="is not written yet"):
+            client.queues.pause("other")
+        enqueue(client, id="c")
+
+        assert client.outage is None
+        assert [row.job_id for row in models.OutboxJob.objects.all()] == ["a"]
+        assert state(client, "b") is state(client, "c") is State.WAITING
+    finally:
+        monkeypatch.undo()
+        goes_on.set()
 
 
 def test_detached_jobs_leave_the_transaction(client):

@@ -298,12 +298,17 @@ class SchedulerClient:
                 return connection
             except (OSError, EOFError) as error:
                 if monotonic() >= patience or self._closed.wait(CONNECT_EVERY):
-                    reason = "no scheduler is running: start one with `manage.py runworkers`"
+                    reason = self._why_not(error)
                     self.breaker.failed(reason)
                     raise StorageUnavailableError(reason) from error
             except BaseException:
                 self.breaker.gave_up()
                 raise
+
+    def _why_not(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError | BlockingIOError):
+            return "the scheduler does not answer"
+        return f"no scheduler is running at {self._folder.socket}: start one with `manage.py runworkers`"
 
     def connect(self, until: float) -> SchedulerConnection:
         """Connect; tell a new scheduler first which attempts run here."""

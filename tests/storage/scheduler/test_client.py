@@ -8,6 +8,7 @@ import pytest
 from django.db import transaction
 
 from djqueue import models
+from djqueue.core.deadline import within
 from djqueue.core.errors import (
     ConfigurationError,
     OptionError,
@@ -16,6 +17,7 @@ from djqueue.core.errors import (
 )
 from djqueue.core.states import State
 from djqueue.operations.relay import relay_of
+from djqueue.storage.scheduler.folder import PrivateFolder
 from djqueue.storage.wire import LENGTH, MAX_FRAME
 from djqueue.testing.factories import (
     QUEUE,
@@ -56,6 +58,15 @@ def test_other_calls_without_a_scheduler_say_so(away):
     assert away.outage is not None
     with pytest.raises(StorageUnavailableError, match="runworkers"):
         away.queues.pause(QUEUE)
+
+
+def test_frozen_scheduler_is_not_said_to_be_away(away, tmp_path):
+    with (
+        PrivateFolder(tmp_path / "s").listen(1),
+        within(0.1),
+        pytest.raises(StorageUnavailableError, match="does not answer"),
+    ):
+        counts(away)
 
 
 def test_flow_is_refused_without_a_scheduler(away):

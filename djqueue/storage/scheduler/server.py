@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import connections
 
-from djqueue.core.errors import DjqueueError, SerializationError, StorageError
+from djqueue.core.errors import DjqueueError, SerializationError, StorageError, StorageUnavailableError
 from djqueue.core.throttle import ThrottledLog
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.snapshots import Part
@@ -88,9 +88,13 @@ class SocketServer:
                 continue
             session = ClientSession(self, connection)
             with self._lock:
-                refusal = "the scheduler is stopping" if self._is_closed else None
-                if len(self._sessions) >= MAX_SESSIONS:
-                    refusal = f"the scheduler has {MAX_SESSIONS} connections, the maximum"
+                refusal = None
+                if self._is_closed:
+                    refusal = StorageUnavailableError("the scheduler is stopping")
+                elif len(self._sessions) >= MAX_SESSIONS:
+                    refusal = StorageUnavailableError(
+                        f"the scheduler has {MAX_SESSIONS} connections, the maximum"
+                    )
                 self._sessions.add(session)
             session.refusal = refusal
             try:
@@ -110,7 +114,7 @@ class ClientSession:
     """One connection, served by a thread of its own; a second one sends events."""
 
     def __init__(self, server: SocketServer, connection: socket.socket) -> None:
-        self.refusal: str | None = None
+        self.refusal: StorageError | None = None
         """Reason for refusing the client; None if it is accepted."""
         self.thread = threading.Thread(target=self._run, name="djqueue-session", daemon=True)
         self._server = server
@@ -146,7 +150,8 @@ class ClientSession:
             self._server.forget(self)
 
     def _greet(self) -> None:
-        self.refusal = self.refusal or other_user(self._connection)
+        if (other := other_user(self._connection)) is not None:
+            self.refusal = StorageError(other)
         self._connection.settimeout(GREETING_TIMEOUT)
         greeting = receive(self._connection, self._buffer, MAX_GREETING)
         self._connection.settimeout(None)
@@ -154,13 +159,13 @@ class ClientSession:
             raise SerializationError("the first frame is not a greeting")
         version, self._client = greeting
         if self.refusal is None and version != VERSION:
-            self.refusal = (
+            self.refusal = StorageError(
                 f"the scheduler speaks version {VERSION} of the protocol, this process version {version}: "
                 "restart runworkers, so that both have the same version of djqueue"
             )
         if self.refusal is not None:
-            self._send(["error", StorageError.code, self.refusal])
-            raise EOFError(self.refusal)
+            self._send(["error", self.refusal.code, str(self.refusal)])
+            raise EOFError(str(self.refusal))
         self._send(["ok", self._server.epoch])
 
     def _receive(self) -> tuple[str, list[Any], dict[str, Any]]:

@@ -69,6 +69,14 @@ def test_frozen_scheduler_is_not_said_to_be_away(away, tmp_path):
         counts(away)
 
 
+def test_jobs_of_a_client_that_finds_no_place_wait_in_the_outbox(scheduler, make_storage, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.scheduler.server.MAX_SESSIONS", 0)
+
+    enqueue(make_storage(), id="a")
+
+    assert [row.job_id for row in models.OutboxJob.objects.all()] == ["a"]
+
+
 def test_flow_is_refused_without_a_scheduler(away):
     first = batch(ids=["a"])
     with pytest.raises(StorageUnavailableError):

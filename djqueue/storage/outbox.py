@@ -45,6 +45,7 @@ class OutboxTable(TransactionalEnqueue):
         server: The server's name in messages.
         detaches: Whether jobs with `durable=False` leave the caller's transaction.
         on_commit: Called after the commit of a transaction with jobs.
+        is_away: Returns whether the server, after an error, has not answered at all.
         clock: Replaces the server's time, for tests.
     """
 
@@ -59,6 +60,7 @@ class OutboxTable(TransactionalEnqueue):
         server: str,
         detaches: bool = False,
         on_commit: Callable[[], None] | None = None,
+        is_away: Callable[[], bool] = lambda: True,
         clock: Clock | None = None,
     ) -> None:
         self._covers = covers
@@ -67,6 +69,7 @@ class OutboxTable(TransactionalEnqueue):
         self._server = server
         self._detaches = detaches
         self._on_commit = on_commit
+        self._is_away = is_away
         self._clock = clock or SYSTEM_CLOCK
         self._ids = IdSource()
         self._away_until = 0
@@ -165,7 +168,9 @@ class OutboxTable(TransactionalEnqueue):
             raise StorageUnavailableError(
                 f"{error} The outbox cannot store jobs with depends_on in the meantime."
             ) from error
-        answers = self._write(batch)
+        answers = self._write(batch, error)
+        if not self._is_away():
+            return answers
         if not self._away_until:
             logger.warning(
                 "Writing jobs to the outbox, a table, until %s is available again: %s",
@@ -175,7 +180,8 @@ class OutboxTable(TransactionalEnqueue):
         self._away_until = SYSTEM_CLOCK.monotonic() + REST
         return answers
 
-    def _write(self, batch: Batch) -> list[EnqueueResult]:
+    def _write(self, batch: Batch, tried: StorageUnavailableError | None = None) -> list[EnqueueResult]:
+        """Write rows; `tried` is the error of the server, which may have the jobs nevertheless."""
         from django.db import Error, connections
 
         from djqueue.models import OutboxJob
@@ -205,9 +211,11 @@ class OutboxTable(TransactionalEnqueue):
             OutboxJob.objects.using(alias).bulk_create(rows, batch_size=ROWS)
         except Error as error:
             reason = in_one_line(error)
+            before = (
+                f", after {self._server} failed ({tried})" if tried else ", and none of the jobs was enqueued"
+            )
             raise StorageUnavailableError(
-                f"writing the outbox of queue {batch.queue!r} to database {alias!r} failed, and none of "
-                f"the jobs was enqueued: {reason}"
+                f"writing the outbox of queue {batch.queue!r} to database {alias!r} failed{before}: {reason}"
             ) from error
         answers = [EnqueueResult(job_id, "queued", batch.queue) for job_id in ids]
         if connections[alias].in_atomic_block:

@@ -199,11 +199,13 @@ class SchedulerClient:
         with self._using(operation, until) as connection:
             return connection.exchange(data, until)
 
-    async def acall(self, operation: str, *args: Any, more: float = 0.0) -> Any:
-        """Async version of `call`; `more` are seconds that the answer may take longer."""
+    async def acall(self, operation: str, *args: Any) -> Any:
+        """Async version of `call`."""
+        return await self._aexchange(operation, [operation, args_of(args), {}], self._until(operation))
+
+    async def _aexchange(self, operation: str, request: list[Any], until: float) -> Any:
         self._check_fork()
-        data = pack([operation, args_of(args), {}])
-        until = self._until(operation, more)
+        data = pack(request)
         connection = self._take_idle()
         if connection is None:
             connection = await asyncio.to_thread(self._connected, until)
@@ -214,15 +216,18 @@ class SchedulerClient:
     def enqueue(self, batches: Sequence[Batch], *, written: bool) -> list[EnqueueResult]:
         """Add jobs."""
         self._check_fork()
-        data = pack(["enqueue", [list(batches)], {"written": written}])
         until = self._until("enqueue", time_for(batches))
+        patience = until - monotonic()
+        data = pack(["enqueue", [list(batches)], {"written": written, "patience": patience}])
         with self._using("enqueue", until) as connection:
             answers: list[EnqueueResult] = connection.exchange(data, until)
             return answers
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """Async version of `enqueue`."""
-        answers: list[EnqueueResult] = await self.acall("enqueue", list(batches), more=time_for(batches))
+        until = self._until("enqueue", time_for(batches))
+        request = ["enqueue", [list(batches)], {"patience": until - monotonic()}]
+        answers: list[EnqueueResult] = await self._aexchange("enqueue", request, until)
         return answers
 
     def _until(self, operation: str, more: float = 0.0) -> float:
@@ -294,12 +299,17 @@ class SchedulerClient:
                 return connection
             except (OSError, EOFError) as error:
                 if monotonic() >= patience or self._closed.wait(CONNECT_EVERY):
-                    reason = "no scheduler is running: start one with `manage.py runworkers`"
+                    reason = self._why_not(error)
                     self.breaker.failed(reason)
                     raise StorageUnavailableError(reason) from error
             except BaseException:
                 self.breaker.gave_up()
                 raise
+
+    def _why_not(self, error: Exception) -> str:
+        if isinstance(error, TimeoutError | BlockingIOError):
+            return "the scheduler does not answer"
+        return f"no scheduler is running at {self._folder.socket}: start one with `manage.py runworkers`"
 
     def connect(self, until: float) -> SchedulerConnection:
         """Connect; tell a new scheduler first which attempts run here."""

@@ -12,6 +12,7 @@ import stat
 import struct
 import sys
 import tempfile
+from collections.abc import Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -79,6 +80,11 @@ class PrivateFolder:
             raise ConfigurationError(f"FOLDER: cannot listen on {self.socket}: {error}") from error
         return listener
 
+    @property
+    def has_socket(self) -> bool:
+        """Whether a scheduler has made a socket that nobody has removed."""
+        return os.path.lexists(self.socket)
+
     def connect(self, timeout: float) -> socket.socket:
         """Connect to the scheduler, and check who listens before anything is sent.
 
@@ -112,19 +118,23 @@ class PrivateFolder:
         """Remove the note of a process."""
         (self.path / client).unlink(missing_ok=True)
 
-    def living(self) -> set[str]:
-        """Return the processes with workers that are alive, and remove the notes of the others."""
-        found = set()
+    def living(self, holding: Set[str] = frozenset()) -> set[str]:
+        """Return the processes with workers that are alive, and remove the notes of the others.
+
+        Programs that clean up may have removed the notes of the processes that are `holding` claims.
+        """
+        names: set[str] = set()
         with suppress(FileNotFoundError):
-            os.utime(self.socket)
-        for name in os.listdir(self.path):
-            if name.count("@") == 2:
-                if is_alive(name):
-                    found.add(name)
-                    with suppress(FileNotFoundError):  # It may leave meanwhile.
-                        os.utime(self.path / name)  # Programs that clean up remove old files.
-                else:
-                    self.leave(name)
+            names.update(name for name in os.listdir(self.path) if name.count("@") == 2)
+        found = {name for name in names | holding if is_alive(name)}
+        for name in names - found:
+            self.leave(name)
+        for name in found - names:
+            with suppress(OSError):
+                self.join(name)
+        for name in ("socket", *found):
+            with suppress(FileNotFoundError):
+                os.utime(self.path / name)  # Programs that clean up remove old files.
         return found
 
 

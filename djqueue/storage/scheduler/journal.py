@@ -239,7 +239,9 @@ class TableJournal(Journal):
         if not done.wait(None if left == math.inf else left):
             raise StorageUnavailableError("the change was made, but is not written yet: the database is busy")
         if outcome[0] is not None:
-            raise self._unwritten(outcome[0])
+            raise StorageUnavailableError(
+                f"the change was made, but is not written yet: {self._unwritten(outcome[0])}"
+            )
 
     def wait_for_room(self) -> None:
         """Wait while too many changes are not written. Raises StorageUnavailableError at the deadline."""

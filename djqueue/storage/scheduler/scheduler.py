@@ -45,6 +45,7 @@ from .folder import PrivateFolder
 from .journal import TableJournal
 from .metrics import StoredMetrics
 from .protocol import (
+    FOR_COMMIT,
     LIMITER_SETTINGS,
     LONG,
     LONG_TIMEOUT,
@@ -222,7 +223,7 @@ class JobScheduler:
         elif operation in LIMITER_SETTINGS:
             self.journal.limiter_set(args[0] if args else kwargs["name"])
         if operation in WRITTEN:
-            with within(LONG_TIMEOUT if operation in LONG else self._timeout):
+            with within(LONG_TIMEOUT if operation in LONG else FOR_COMMIT * self._timeout):
                 self.journal.wait()
         return answer
 
@@ -231,17 +232,22 @@ class JobScheduler:
         if not self.ready.wait(self._timeout):
             raise StorageUnavailableError("the scheduler has just started, and waits for the living workers")
 
-    def enqueue(self, batches: Sequence[Batch], *, written: bool = False) -> list[EnqueueResult]:
+    def enqueue(
+        self, batches: Sequence[Batch], *, written: bool = False, patience: float | None = None
+    ) -> list[EnqueueResult]:
         """Add jobs.
 
         Args:
             batches: The jobs.
             written: Wait for the commit, as for jobs with `durable=True`.
+            patience: Seconds for which the caller waits; None: the timeout.
         """
         self._check_ready()
         results = self.engine.enqueue(batches)
         is_durable = any(batch.options.durable for batch in batches)
-        with within(self._timeout + time_for(batches)):
+        if patience is None:
+            patience = self._timeout + time_for(batches)
+        with within(FOR_COMMIT * patience):
             if is_durable or written:
                 self.journal.wait(durable=True)
             else:
@@ -348,7 +354,7 @@ class JobScheduler:
         """Sweep, and end the claims of processes that have died."""
         # Before the look at the processes: another one may begin to claim meanwhile.
         holding, known = self.engine.leases.processes(), set(self._clients)
-        living = self._folder.living()
+        living = self._folder.living(holding)
         if self.ready.is_set():
             self.engine.leases.expire(holding - living, self.engine.clock.monotonic())
         with self._clients_lock:

@@ -43,6 +43,7 @@ class SocketServer:
     def __init__(self, scheduler: JobScheduler, folder: PrivateFolder, epoch: str) -> None:
         self.scheduler = scheduler
         self.epoch = epoch
+        self._folder = folder
         self._listener = folder.listen(BACKLOG)
         self._lock = threading.Lock()
         self._sessions: set[ClientSession] = set()
@@ -71,21 +72,37 @@ class SocketServer:
         for session in self._sessions:
             session.connection.close()
 
+    def restore(self) -> None:
+        """Make the socket anew, if a program that cleans up has removed it."""
+        with self._lock:
+            if not self._is_closed and not self._folder.has_socket:
+                listener, self._listener = self._listener, self._folder.listen(BACKLOG)
+                _shut(listener)
+                logger.warning("The socket %s was removed, and has been made again.", self._folder.socket)
+
     def _accept(self) -> None:
         while True:
+            listener = self._listener
             try:
-                connection, _ = self._listener.accept()
+                connection, _ = listener.accept()
             except OSError as error:
                 if self._is_closed:
                     return
+                if listener is not self._listener:
+                    listener.close()
+                    continue
                 failures.log(logging.ERROR, "accept", "Could not accept a connection: %s", error)
                 self._pause.wait(AFTER_ERROR)
                 continue
             session = ClientSession(self, connection)
             with self._lock:
-                refusal = "the scheduler is stopping" if self._is_closed else None
-                if len(self._sessions) >= MAX_SESSIONS:
-                    refusal = f"the scheduler has {MAX_SESSIONS} connections, the maximum"
+                refusal = None
+                if self._is_closed:
+                    refusal = StorageUnavailableError("the scheduler is stopping")
+                elif len(self._sessions) >= MAX_SESSIONS:
+                    refusal = StorageUnavailableError(
+                        f"the scheduler has {MAX_SESSIONS} connections, the maximum"
+                    )
                 self._sessions.add(session)
             session.refusal = refusal
             try:
@@ -105,7 +122,7 @@ class ClientSession:
     """One connection, served by a thread of its own; a second one sends events."""
 
     def __init__(self, server: SocketServer, connection: socket.socket) -> None:
-        self.refusal: str | None = None
+        self.refusal: StorageError | None = None
         """Reason for refusing the client; None if it is accepted."""
         self.thread = threading.Thread(target=self._run, name="djqueue-session", daemon=True)
         self._server = server
@@ -141,7 +158,8 @@ class ClientSession:
             self._server.forget(self)
 
     def _greet(self) -> None:
-        self.refusal = self.refusal or other_user(self.connection)
+        if (other := other_user(self.connection)) is not None:
+            self.refusal = StorageError(other)
         self.connection.settimeout(GREETING_TIMEOUT)
         greeting = receive(self.connection, self._buffer, MAX_GREETING)
         self.connection.settimeout(None)
@@ -149,13 +167,13 @@ class ClientSession:
             raise SerializationError("the first frame is not a greeting")
         version, self._client = greeting
         if self.refusal is None and version != VERSION:
-            self.refusal = (
+            self.refusal = StorageError(
                 f"the scheduler speaks version {VERSION} of the protocol, this process version {version}: "
                 "restart runworkers, so that both have the same version of djqueue"
             )
         if self.refusal is not None:
-            self._send(["error", StorageUnavailableError.code, self.refusal])
-            raise EOFError(self.refusal)
+            self._send(["error", self.refusal.code, str(self.refusal)])
+            raise EOFError(str(self.refusal))
         self._send(["ok", self._server.epoch])
 
     def _receive(self) -> tuple[str, list[Any], dict[str, Any]]:

@@ -132,6 +132,7 @@ class SchedulerStorage(Storage):
             server="the scheduler",
             detaches=True,
             on_commit=self._tell_relay,
+            is_away=lambda: self.outage is not None,
             clock=clock,
         )
 
@@ -332,9 +333,11 @@ class SchedulerStorage(Storage):
         return swept
 
     def maintain(self) -> None:
-        """Sweep in the scheduler's process, and nowhere else."""
+        """Sweep in the scheduler's process, and nowhere else; keep its socket where clients look for it."""
         if self._scheduler is not None:
             self._scheduler.sweep()
+        if self._server is not None:
+            self._server.restore()
 
 
 class ProcessRoleOfScheduler(SchedulerRole):

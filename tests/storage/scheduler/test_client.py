@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import threading
 from time import monotonic
@@ -10,13 +11,16 @@ import pytest
 from django.db import transaction
 
 from djqueue import models
+from djqueue.core.deadline import within
 from djqueue.core.errors import (
     ConfigurationError,
     OptionError,
     SchedulerRunningError,
     StorageUnavailableError,
 )
+from djqueue.core.states import State
 from djqueue.operations.relay import relay_of
+from djqueue.storage.scheduler.folder import PrivateFolder
 from djqueue.storage.snapshots import JOB, Part
 from djqueue.storage.wire import LENGTH, MAX_FRAME
 from djqueue.testing.factories import (
@@ -61,6 +65,23 @@ def test_other_calls_without_a_scheduler_say_so(away):
         away.queues.pause(QUEUE)
 
 
+def test_frozen_scheduler_is_not_said_to_be_away(away, tmp_path):
+    with (
+        PrivateFolder(tmp_path / "s").listen(1),
+        within(0.1),
+        pytest.raises(StorageUnavailableError, match="does not answer"),
+    ):
+        counts(away)
+
+
+def test_jobs_of_a_client_that_finds_no_place_wait_in_the_outbox(scheduler, make_storage, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.scheduler.server.MAX_SESSIONS", 0)
+
+    enqueue(make_storage(), id="a")
+
+    assert [row.job_id for row in models.OutboxJob.objects.all()] == ["a"]
+
+
 def test_flow_is_refused_without_a_scheduler(away):
     first = batch(ids=["a"])
     with pytest.raises(StorageUnavailableError):
@@ -88,6 +109,30 @@ def test_commit_wakes_the_relay(client, scheduler):
         assert not woken
 
     assert woken
+
+
+def test_scheduler_that_cannot_write_is_not_taken_for_one_that_is_away(scheduler, make_storage, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.scheduler.storage.PATIENCE", 3)
+    goes_on = threading.Event()
+    journal = scheduler.scheduler.journal
+    journal.wait()
+    monkeypatch.setattr(scheduler.scheduler, "_timeout", 3)
+    monkeypatch.setattr(journal, "flush", goes_on.wait)
+    client = make_storage(timeout=3)
+
+    try:
+        enqueue(client, id="a", durable=True)
+        enqueue(client, id="b")
+        with pytest.raises(StorageUnavailableError, match="is not written yet"):
+            client.queues.pause("other")
+        enqueue(client, id="c")
+
+        assert client.outage is None
+        assert [row.job_id for row in models.OutboxJob.objects.all()] == ["a"]
+        assert state(client, "b") is state(client, "c") is State.WAITING
+    finally:
+        monkeypatch.undo()
+        goes_on.set()
 
 
 def test_detached_jobs_leave_the_transaction(client):
@@ -175,6 +220,38 @@ def test_folder_that_others_may_open_is_refused(make_storage, tmp_path):
     os.chmod(tmp_path / "s", 0o755)
     with pytest.raises(ConfigurationError, match="mode 0700"):
         make_storage(here=True)
+
+
+def test_socket_that_was_removed_is_made_again(scheduler, client, make_storage, tmp_path):
+    enqueue(client, id="a")
+    shutil.rmtree(tmp_path / "s")
+
+    scheduler.maintain()
+
+    assert state(make_storage(), "a") is not None
+    assert state(client, "a") is not None
+
+
+def test_running_jobs_survive_the_removal_of_the_folder(scheduler, client, tmp_path):
+    enqueue(client, id="a")
+    [claimed] = claim(client)
+    shutil.rmtree(tmp_path / "s")
+
+    for _ in range(2):
+        scheduler.maintain()
+
+    assert finish(client, completing(claimed)) == [True]
+    assert (tmp_path / "s" / client.client.name).exists()
+
+
+def test_running_jobs_survive_the_removal_of_a_worker_s_note(scheduler, client, tmp_path):
+    enqueue(client, id="a")
+    [claimed] = claim(client)
+    (tmp_path / "s" / client.client.name).unlink()
+
+    scheduler.maintain()
+
+    assert finish(client, completing(claimed)) == [True]
 
 
 def test_frame_beyond_the_limit_ends_the_connection(scheduler, client):

@@ -2,9 +2,11 @@
 
 import pytest
 from django.db import OperationalError
+from django.db.models import QuerySet
 
 from djqueue import models
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.states import State
 from djqueue.storage.scheduler.changes import TableChange
 from djqueue.storage.scheduler.journal import TableJournal
 from djqueue.testing.clock import FakeClock
@@ -19,6 +21,7 @@ from djqueue.testing.factories import (
     finish,
     report_of,
     retrying,
+    state,
 )
 
 from .recovered import check_recovery
@@ -140,6 +143,22 @@ def test_durable_enqueue_that_is_not_committed_goes_to_the_outbox(storage, monke
     enqueue(storage, id="a", durable=True)
 
     assert models.OutboxJob.objects.filter(job_id="a").exists()
+    monkeypatch.undo()
+
+
+def test_error_of_an_enqueue_does_not_deny_a_job_that_exists(storage, monkeypatch):
+    def broken(*_, **__):
+        raise OperationalError("the disk is full")
+
+    monkeypatch.setattr(TableChange, "apply", broken)
+    monkeypatch.setattr(QuerySet, "bulk_create", broken)
+    with pytest.raises(
+        StorageUnavailableError, match="the change was made, but is not written yet"
+    ) as caught:
+        enqueue(storage, id="a", durable=True)
+
+    assert state(storage, "a") is State.WAITING
+    assert "none of the jobs" not in str(caught.value)
     monkeypatch.undo()
 
 

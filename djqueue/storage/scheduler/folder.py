@@ -82,7 +82,7 @@ class PrivateFolder:
 
     @property
     def has_socket(self) -> bool:
-        """Whether a scheduler has made a socket that nobody has removed."""
+        """Whether the folder contains the socket."""
         return os.path.lexists(self.socket)
 
     def connect(self, timeout: float) -> socket.socket:

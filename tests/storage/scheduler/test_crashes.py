@@ -263,10 +263,10 @@ def test_sweep_goes_on_while_a_client_leaves_and_another_sweep_runs(scheduler, c
 
     living = scheduler._folder.living
 
-    def sweeping():
+    def sweeping(holding):
         monkeypatch.setattr(scheduler._folder, "living", living)
         sweep()
-        return living()
+        return living(holding)
 
     monkeypatch.setattr(scheduler._folder, "living", sweeping)
     sweep()

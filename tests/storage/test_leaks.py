@@ -112,7 +112,7 @@ def as_client(made: Made) -> None:
 
 def as_producer(made: Made) -> None:
     """A client where no scheduler runs."""
-    producer = SchedulerStorage()
+    producer = SchedulerStorage(timeout=0.1)
     queue = Queue("leaks", storage=producer)
     queue.enqueue(name="nothing")
     with pytest.raises(StorageUnavailableError):

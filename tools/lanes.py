@@ -74,7 +74,7 @@ LANES = {
 CHANGES = {
     "scheduler": (
         *("djqueue/storage/scheduler/", "djqueue/storage/tables/", "djqueue/storage/wire.py"),
-        *("djqueue/storage/engined.py", "djqueue/storage/enginesnapshots.py", "djqueue/core/engine/"),
+        *("djqueue/storage/enginesnapshots.py", "djqueue/storage/outbox.py", "djqueue/core/engine/"),
         *("djqueue/testing/contract/", "tests/storage/scheduler/"),
     ),
     "postgresql": (

@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from glob import glob
 from pathlib import Path
@@ -28,6 +28,8 @@ UNPRIVILEGED = "nobody"
 @contextmanager
 def redis_in(folder: Path, port: int) -> Iterator[Child]:
     """A Redis that has what the last one of this folder had. Raises ChildError if there can be none."""
+    import redis
+
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         raise ChildError(f"Neither {' nor '.join(PROGRAMS)} is installed (Debian: apt install redis-server).")
@@ -37,13 +39,16 @@ def redis_in(folder: Path, port: int) -> Iterator[Child]:
     with alone_in(folder), Children(folder / "log") as children:
         command = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         server = children.run("Redis", program, *command)
-        wait_for_answer(port, server)
+        with redis.Redis(HOST, port) as client:
+            wait_for_answer(port, server, client.ping, redis.ConnectionError)
         yield server
 
 
 @contextmanager
 def postgres_in(folder: Path, port: int) -> Iterator[Child]:
     """A PostgreSQL that has what the last one of this folder had. Raises ChildError if there can be none."""
+    import psycopg
+
     program = shutil.which("postgres") or max(
         (path for place in POSTGRES_FOLDERS for path in glob(f"{place}/postgres")), default=None
     )
@@ -67,27 +72,12 @@ def postgres_in(folder: Path, port: int) -> Iterator[Child]:
         settings = {"listen_addresses": HOST, "port": port, "unix_socket_directories": ""}
         words = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
         server = children.run("PostgreSQL", program, "-D", str(data), *words, user=account)
-        wait_for_postgres(port, server)
+        place = f"postgresql://{POSTGRES_USER}@{HOST}:{port}/postgres"
+        wait_for_answer(port, server, lambda: psycopg.connect(place).close(), psycopg.OperationalError)
         try:
             yield server
         finally:
             connections.close_all()  # It ends when its last client has.
-
-
-def wait_for_postgres(port: int, server: Child) -> None:
-    import psycopg
-
-    deadline = time.monotonic() + STARTUP_SECONDS
-    while True:
-        server.expect_running()
-        try:
-            psycopg.connect(host=HOST, port=port, user=POSTGRES_USER, dbname="postgres").close()
-        except psycopg.OperationalError as error:
-            if time.monotonic() > deadline:
-                raise server.error(f"does not answer at port {port} ({error})") from error
-            time.sleep(POLL_SECONDS)
-        else:
-            return
 
 
 @contextmanager
@@ -104,18 +94,16 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def wait_for_answer(port: int, server: Child) -> None:
-    import redis
-
+def wait_for_answer(port: int, server: Child, ask: Callable[[], object], error: type[Exception]) -> None:
+    """Ask a server until it answers: it starts, or reads its data."""
     deadline = time.monotonic() + STARTUP_SECONDS
-    with redis.Redis(HOST, port) as client:
-        while True:
-            server.expect_running()
-            try:
-                client.ping()
-            except redis.ConnectionError as error:  # it starts, or reads its data
-                if time.monotonic() > deadline:
-                    raise server.error(f"does not answer at port {port} ({error})") from error
-                time.sleep(POLL_SECONDS)
-            else:
-                return
+    while True:
+        server.expect_running()
+        try:
+            ask()
+        except error as reason:
+            if time.monotonic() > deadline:
+                raise server.error(f"does not answer at port {port} ({reason})") from reason
+            time.sleep(POLL_SECONDS)
+        else:
+            return

@@ -25,7 +25,7 @@ class JobState(models.TextChoices):
 
 
 class Job(models.Model):
-    """A job, as the engine last wrote it."""
+    """A job: the storage's own row, or its copy of a job in memory or on Redis."""
 
     queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
     job_id = models.CharField(_("job ID"), max_length=NAME_LENGTH)

@@ -1,4 +1,4 @@
-"""Jobs waiting to be sent to Redis."""
+"""Jobs waiting to be sent to Redis, or to the scheduler."""
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -7,7 +7,7 @@ from djqueue.fields import NAME_LENGTH, MillisecondsField
 
 
 class OutboxJob(models.Model):
-    """A job to be sent to Redis: enqueued in a transaction, or while Redis was unavailable."""
+    """A job to be sent to Redis or the scheduler: enqueued in a transaction, or while that was away."""
 
     queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
     name = models.CharField(_("job name"), max_length=NAME_LENGTH)

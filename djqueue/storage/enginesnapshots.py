@@ -1,4 +1,4 @@
-"""Snapshots of an engine whose jobs are in memory alone."""
+"""Snapshots of an engine, which holds all jobs in memory."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +46,7 @@ LATE = 1 << 40
 
 
 class EngineSnapshots(Snapshots):
-    """Snapshots of an engine without a journal."""
+    """Snapshots of an engine that holds all jobs."""
 
     def __init__(self, engine: Engine) -> None:
         self.schedules: ScheduleRows | None = None
@@ -188,8 +188,7 @@ class EngineSnapshots(Snapshots):
             queue = context.shard(job.queue).queues[job.queue]
             if retries := found.retries.get((job.queue, job.id)):
                 queue.dead.note_retries(job.id, retries)
-            if job.options.depends_on and job.state in LIVE and not job.unmet:
-                hold_records(context, job)
+            hold_records(context, job)
         return len(letters)
 
 
@@ -213,7 +212,9 @@ def changed_limiters(context: EngineContext) -> Iterator[LimiterSettings]:
 
 
 def hold_records(context: EngineContext, job: EngineJob) -> None:
-    """Hold the records that a live job may read, those of its dependencies."""
+    """Hold the records that a job may read, those of its dependencies, if it is live and waits for none."""
+    if job.state not in LIVE or job.unmet:
+        return
     for name, job_id in job.options.depends_on:
         shard = context.shard(name)
         queue = shard.find(name)

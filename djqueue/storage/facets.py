@@ -19,6 +19,9 @@ from djqueue.core.states import State
 EventHandler = Callable[[Event], None]
 Unsubscribe = Callable[[], None]
 
+WORKER_TTL = 60_000
+"""Milliseconds after its last heartbeat at which a worker counts as gone."""
+
 
 class Jobs(Protocol):
     """Changes of single jobs of one queue, by id."""

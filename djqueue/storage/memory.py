@@ -1,23 +1,37 @@
 """The engine alone, for tests, development and queues inside one process. Nothing survives the process."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
-from djqueue.core.diagnostics import DiagnosticLine, Diagnostics, workers_line
+from djqueue.core.diagnostics import Diagnostics
 from djqueue.core.engine import DEFAULT_POLICY, Engine, EngineReads
+from djqueue.core.job import (
+    Batch,
+    ClaimRequest,
+    Emission,
+    EnqueueResult,
+    Finished,
+    Lease,
+    Outcome,
+    ProgressReport,
+    Renewal,
+)
+from djqueue.core.maintenance import Swept
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.metricstore import MetricStore
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
 
+from . import backpressure
+from .base import P, Storage, T
 from .capabilities import Capabilities
-from .engined import EngineStorage
 from .enginesnapshots import EngineSnapshots
+from .facets import WORKER_TTL, Unsubscribe
 
 
-class MemoryStorage(EngineStorage):
-    """Jobs in this process's memory.
+class MemoryStorage(Storage):
+    """Jobs in this process's memory. The engine answers at once, so that async methods need no thread.
 
     Args:
         policies: the policies of single queues; `default_policy` applies to the others.
@@ -62,6 +76,45 @@ class MemoryStorage(EngineStorage):
     def describe(self) -> str:
         return "memory (this process only, not persistent)"
 
+    async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a sync method."""
+        return method(*args, **kwargs)
+
+    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        context = self.engine.context
+        if context.may_block:
+            return backpressure.enqueue(self.events, context.policy, batches, self.engine.enqueue)
+        return self.engine.enqueue(batches)
+
+    async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        context = self.engine.context
+        if context.may_block:
+            return await backpressure.aenqueue(self, context.policy, batches, self._enqueue_soon)
+        return self.enqueue(batches)
+
+    async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        return self.engine.enqueue(batches)
+
+    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        return self.engine.finish(outcomes, then)
+
+    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
+        return self.engine.renew(leases)
+
+    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
+        return self.engine.report(reports)
+
+    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+        return self.engine.emit(emissions)
+
+    def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
+        return self.engine.listen(queues, wake)
+
+    def sweep(self) -> Swept:
+        swept = self.engine.sweep(WORKER_TTL)
+        self.engine.record_totals()
+        return swept
+
 
 class MemoryReads(EngineReads):
     """Reads of the engine."""
@@ -71,12 +124,4 @@ class MemoryReads(EngineReads):
         self._describe = describe
 
     def diagnostics(self) -> Diagnostics:
-        queues = self.overview().queues
-        jobs = sum(sum(queue.counts.values()) for queue in queues)
-        lines = [
-            DiagnosticLine("storage.where", "Storage", "Location", self._describe()),
-            DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(queues):,}"),
-            DiagnosticLine("storage.jobs", "Storage", "Jobs", f"{jobs:,}"),
-            workers_line(len(self._workers.all())),
-        ]
-        return Diagnostics("memory", self._context.clock.now(), lines)
+        return Diagnostics("memory", self._context.clock.now(), self.storage_lines(self._describe()))

@@ -15,7 +15,7 @@ from djqueue.dashboard.snapshot import snapshots
 from tests import servers
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, logged_in, one_with, visit
 from tests.proxies import SlowProxy
-from tests.storage.scheduler.children import Child
+from tests.storage.scheduler.programs import Child
 from tests.support import eventually
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest, nsmallest
 
-from ..diagnostics import Finding
+from ..diagnostics import DiagnosticLine, Finding, workers_line
 from ..enginejob import EngineJob
 from ..explain import Explanation, decide
 from ..graph import MAX_FLOW_JOBS, FlowGraph, FlowNode, JobLink, explore, link, walked
@@ -303,6 +303,17 @@ class EngineReads:
     def cumulative(self, queues: Sequence[str] | None = None) -> list[Bucket]:
         """Return the metrics of queues since they began."""
         return since_beginning(self._context.metrics.everything(queues))
+
+    def storage_lines(self, where: str) -> list[DiagnosticLine]:
+        """Return the diagnostics that any storage over an engine has; `where` describes it."""
+        queues = self.overview().queues
+        jobs = sum(sum(queue.counts.values()) for queue in queues)
+        return [
+            DiagnosticLine("storage.where", "Storage", "Location", where),
+            DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(queues):,}"),
+            DiagnosticLine("storage.jobs", "Storage", "Jobs", f"{jobs:,}"),
+            workers_line(len(self._workers.all())),
+        ]
 
     def findings(self) -> Sequence[Finding]:
         """Return problems of the storage's servers: the engine has none."""

@@ -14,12 +14,12 @@ from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import SnapshotTargetError
 from djqueue.core.job import REJECTED, JobFailure
 from djqueue.core.states import LIVE, State
+from djqueue.storage.facets import WORKER_TTL
 from djqueue.storage.snapshots import FIRST, JOB, PAGE, Part, Position, SnapshotCounts
 from djqueue.storage.snapshotspool import SnapshotSpool
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.holders import ABANDONED, SCHEDULER_LEASE, LeaseHolder, died_here, lives_here
-from djqueue.storage.tables.inspector import WORKER_TTL
 
 from .dialects import Row
 from .snapshots import Reader, TableRestore

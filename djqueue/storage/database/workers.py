@@ -22,9 +22,8 @@ from djqueue.core.workercontrol import (
     check_command,
     with_command,
 )
-from djqueue.storage.facets import Unsubscribe, Workers
+from djqueue.storage.facets import WORKER_TTL, Unsubscribe, Workers
 from djqueue.storage.tables.holders import LeaseHolder, died_here, host_name, lives_here, start_mark
-from djqueue.storage.tables.inspector import WORKER_TTL
 from djqueue.storage.tables.rows import TEXT_LIMIT, clean
 from djqueue.storage.tables.workerrows import WORKER, worker_row
 

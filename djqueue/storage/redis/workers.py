@@ -6,8 +6,7 @@ from typing import Any
 from djqueue.core.job import ProcessInfo, RunningJob, WorkerDump, WorkerInfo
 from djqueue.core.metrics import RunStats
 from djqueue.core.workercontrol import ASKED, DUMP_TTL, MAX_DUMP, check_command
-from djqueue.storage.engined import WORKER_TTL
-from djqueue.storage.facets import Unsubscribe, Workers
+from djqueue.storage.facets import WORKER_TTL, Unsubscribe, Workers
 
 from . import records
 from .keyspace import Keyspace, answer

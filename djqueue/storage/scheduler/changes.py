@@ -134,11 +134,11 @@ class UnwrittenChanges:
         self.died.update(later.died)
         for job, is_whole in later.jobs.items():
             self.jobs[job] = is_whole or self.jobs.get(job, False)
-        for mine, other in (
-            *((self.gone, later.gone), (self.revived, later.revived), (self.restarted, later.restarted)),
-            *((self.logs, later.logs), (self.trimmed, later.trimmed)),
-        ):
-            mine.update(other)  # type: ignore[arg-type]
+        self.gone.update(later.gone)
+        self.revived.update(later.revived)
+        self.restarted.update(later.restarted)
+        self.logs.update(later.logs)
+        self.trimmed.update(later.trimmed)
         self.queues |= later.queues
         self.limiters |= later.limiters
         self.everything |= later.everything

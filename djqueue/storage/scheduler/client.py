@@ -464,11 +464,6 @@ class ClientSubscriptions:
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether events arrive."""
-        return self._connection is not None
-
     def subscribe(
         self, operation: str, args: tuple[Any, ...], handler: Callable[[Any], None], timeout: float
     ) -> Unsubscribe:

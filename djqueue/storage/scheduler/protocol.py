@@ -53,10 +53,10 @@ WRITTEN = (
 """Changes that are answered when they are committed."""
 LONG = REMOVALS | STREAMS | {"sweep", "snapshots.is_empty"}
 """Operations whose time depends on the number of jobs."""
-FOR_COMMIT = 0.8
-"""Part of a call's time for which the scheduler waits for a commit: its answer has to arrive in time."""
 LONG_TIMEOUT = 600.0
 """Seconds for one of them, or for a frame of it."""
+FOR_COMMIT = 0.8
+"""Part of a call's time for which the scheduler waits for a commit: its answer has to arrive in time."""
 
 
 def receive(connection: socket.socket, buffer: bytearray, limit: int = MAX_FRAME) -> Any:

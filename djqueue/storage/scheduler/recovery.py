@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 from djqueue import models
@@ -10,8 +11,9 @@ from djqueue.core.collector import gc_paused
 from djqueue.core.engine import Engine
 from djqueue.core.enginejob import EngineJob, ItemStream
 from djqueue.core.errors import ConfigurationError
+from djqueue.core.groups import GroupLimit
 from djqueue.core.interrupted import interrupt, supersede, superseded
-from djqueue.core.job import AttemptRecord, DeadLetterRecord, Incident, JobFailure
+from djqueue.core.job import DeadLetterRecord, Incident
 from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, PENDING, TERMINAL, State
 from djqueue.storage.enginesnapshots import apply_settings, hold_records
@@ -60,7 +62,8 @@ def recover(alias: str, engine: Engine, journal: TableJournal, lives: Callable[[
         active = [job for job in jobs if job.state is State.ACTIVE]
         running = [job for job in active if lives(job.process)]
         lost = [job for job in active if not lives(job.process)]
-        pending = sorted((job for job in jobs if job.state in PENDING), key=_turn)
+        # Those of one time stay in the order of their rows.
+        pending = sorted((job for job in jobs if job.state in PENDING), key=attrgetter("claimable_at"))
         incidents = _interrupt(engine, journal, lost, letters)
         for job in superseded([*pending, *running, *lost], engine.clock.now()):
             supersede(job, engine.clock.now())
@@ -73,8 +76,7 @@ def recover(alias: str, engine: Engine, journal: TableJournal, lives: Callable[[
     for job, count in retries:
         engine.context.shard(job.queue).find(job.queue).dead.note_retries(job.id, count)
     for job in (*running, *live):
-        if job.options.depends_on and job.state in LIVE and not job.unmet:
-            hold_records(engine.context, job)
+        hold_records(engine.context, job)
     tokens = max((max(job.token, job.last_token) for job in jobs), default=0)
     engine.context.start_tokens_above(tokens)
     engine.settlement.announce(incidents)
@@ -93,7 +95,7 @@ def refuse_others(alias: str) -> None:
 
 def _settings(alias: str, engine: Engine) -> None:
     limits, modes = group_limits(alias), recorded_modes(alias)
-    groups: dict[str, dict[str, rows.Row]] = {}
+    groups: dict[str, dict[str, GroupLimit]] = {}
     for (queue, group), limit in limits.items():
         groups.setdefault(queue, {})[group or ""] = limit
     context = engine.context
@@ -101,7 +103,7 @@ def _settings(alias: str, engine: Engine) -> None:
         policy = context.policy(row.name)
         policy.check_mode(row.name, modes.get(row.name, policy.group_mode))
         are_set = rows.limits(row) if row.limits_set else None
-        settings = QueueSettings(row.paused, "", are_set, groups.get(row.name, {}))  # type: ignore[arg-type]
+        settings = QueueSettings(row.paused, "", are_set, groups.get(row.name, {}))
         apply_settings(context, row.name, settings)
     for limiter in models.LimiterState.objects.using(alias):
         context.limiter(limiter.name).change(*rows.limits(limiter), set())
@@ -127,8 +129,7 @@ def _belongings(alias: str, jobs: dict[JobKey, EngineJob]) -> None:
             job.result = bytes(row[3])
     for row in rows.raw_values(models.JobAttempt.objects.using(alias).order_by("id"), rows.ATTEMPT):
         if (job := jobs.get(row[:2])) is not None:
-            error = JobFailure(*row[7:]) if row[7] else None
-            job.history = [*(job.history or ()), AttemptRecord(row[2], row[3], row[4], row[5], row[6], error)]
+            job.history = [*(job.history or ()), rows.attempt_from_row(row)]
             job.noted = len(job.history)
     for row in rows.raw_values(models.JobLog.objects.using(alias).order_by("id"), rows.LOG):
         if (job := jobs.get(row[:2])) is not None:
@@ -171,8 +172,3 @@ def _interrupt(
         if job.state is not State.WAITING:
             incidents.append(incident_of(job, str(job.state)))
     return incidents
-
-
-def _turn(job: EngineJob) -> int:
-    """Return the time since which a job has waited; those of one time stay in the order of their rows."""
-    return job.claimable_at

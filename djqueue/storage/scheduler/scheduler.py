@@ -12,7 +12,7 @@ from typing import Any
 from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.deadline import within
-from djqueue.core.diagnostics import WARN, DiagnosticLine, Diagnostics, Finding, workers_line
+from djqueue.core.diagnostics import WARN, DiagnosticLine, Diagnostics
 from djqueue.core.engine import DEFAULT_POLICY, Engine, EngineReads
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import SchedulerRunningError, StorageError, StorageUnavailableError
@@ -33,8 +33,8 @@ from djqueue.core.maintenance import Swept
 from djqueue.core.metrics import Tiers
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
-from djqueue.storage.engined import WORKER_TTL
 from djqueue.storage.enginesnapshots import EngineSnapshots
+from djqueue.storage.facets import WORKER_TTL, Unsubscribe
 from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.dialects import dialect_for
 from djqueue.storage.tables.holders import SCHEDULER_LEASE, LeaseHolder
@@ -226,6 +226,16 @@ class JobScheduler:
             with within(LONG_TIMEOUT if operation in LONG else FOR_COMMIT * self._timeout):
                 self.journal.wait()
         return answer
+
+    def subscribe(self, operation: str, args: Sequence[Any], handler: Callable[..., None]) -> Unsubscribe:
+        """Call `handler` with each event, or without an argument for each wake-up."""
+        if operation == "events.subscribe":
+            queue, job_id = args
+            return self.events.subscribe(queue, handler, job_id)
+        [subject] = args
+        if operation == "listen":
+            return self.engine.listen(subject, handler)
+        return self.workers.on_command(subject, handler)
 
     def _check_ready(self) -> None:
         self.journal.check_lease()
@@ -442,23 +452,12 @@ class LoadedReads(EngineReads):
         self._describe = describe
 
     def diagnostics(self) -> Diagnostics:
-        queues = self.overview().queues
-        jobs = sum(sum(queue.counts.values()) for queue in queues)
         journal = self._scheduler.journal
-        failure = journal.failure
-        lines = [
-            DiagnosticLine("storage.where", "Storage", "Location", self._describe()),
-            DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(queues):,}"),
-            DiagnosticLine("storage.jobs", "Storage", "Jobs", f"{jobs:,}"),
-            DiagnosticLine("scheduler.backlog", "Scheduler", "Unwritten jobs", f"{journal.backlog:,}"),
-            workers_line(len(self._workers.all())),
-        ]
-        if failure is not None:
+        backlog = DiagnosticLine("scheduler.backlog", "Scheduler", "Unwritten jobs", f"{journal.backlog:,}")
+        lines = [*self.storage_lines(self._describe()), backlog]
+        if (failure := journal.failure) is not None:
             lines.append(DiagnosticLine("scheduler.error", "Scheduler", "Last error", str(failure), WARN))
         return Diagnostics("scheduler", self._context.clock.now(), lines)
-
-    def findings(self) -> Sequence[Finding]:
-        return ()
 
 
 class SchedulerSnapshots(EngineSnapshots):

@@ -232,15 +232,8 @@ class ClientSession:
             self._outgoing = queue.Queue()
             threading.Thread(target=self._send_events, name="djqueue-events", daemon=True).start()
         self._unsubscribe(number)
-        scheduler = self._scheduler
-        if operation == "listen":
-            self._subscriptions[number] = scheduler.engine.listen(args[0], partial(self._wake, number))
-        elif operation == "workers.on_command":
-            self._subscriptions[number] = scheduler.workers.on_command(args[0], partial(self._wake, number))
-        else:
-            subscribed, job_id = args
-            handler = partial(self._tell, number)
-            self._subscriptions[number] = scheduler.events.subscribe(subscribed, handler, job_id)
+        handler = partial(self._tell if operation == "events.subscribe" else self._wake, number)
+        self._subscriptions[number] = self._scheduler.subscribe(operation, args, handler)
 
     def _unsubscribe(self, number: int) -> None:
         if (unsubscribe := self._subscriptions.pop(number, None)) is not None:

@@ -318,14 +318,9 @@ class SchedulerStorage(Storage):
 
     def subscribe(self, operation: str, args: tuple[Any, ...], wake: Callable[..., None]) -> Unsubscribe:
         """Begin a subscription; `wake` has no argument unless events are subscribed to."""
-        is_of_events = operation == "events.subscribe"
-        if (scheduler := self._scheduler) is not None:
-            if is_of_events:
-                return scheduler.events.subscribe(args[0], wake, args[1])
-            source: Any = scheduler.engine if operation == "listen" else scheduler.workers
-            unsubscribe: Unsubscribe = getattr(source, operation.rpartition(".")[2])(*args, wake)
-            return unsubscribe
-        handler = wake if is_of_events else lambda _none: wake()
+        if self._scheduler is not None:
+            return self._scheduler.subscribe(operation, args, wake)
+        handler = wake if operation == "events.subscribe" else lambda _none: wake()
         return self.client.subscriptions.subscribe(operation, args, handler, min(CONFIRM, self._timeout))
 
     def sweep(self) -> Swept:

@@ -402,18 +402,13 @@ class SqliteOrmDialect(OnSqlite, OrmDialect):
     """SQLite with the ORM only."""
 
 
-def dialect_for(alias: str, *, orm: bool = False) -> Dialect:
-    """Return the dialect of a configured database.
-
-    Args:
-        alias: The database.
-        orm: Whether to use the ORM only.
-    """
+def dialect_for(alias: str) -> Dialect:
+    """Return the dialect of a configured database."""
     connection: Any = connections[alias]
     if connection.vendor == "sqlite":
         too_old = connection.Database.sqlite_version_info < SQLITE_UPDATES_FROM
-        return SqliteOrmDialect(alias) if orm or too_old else SqliteDialect(alias)
-    if connection.vendor == "postgresql" and not orm:
+        return SqliteOrmDialect(alias) if too_old else SqliteDialect(alias)
+    if connection.vendor == "postgresql":
         return PostgresDialect(alias)
     return OrmDialect(alias)
 

@@ -16,9 +16,6 @@ from djqueue.core.summaries import JobSummaryPage, first_of, mark_in
 from . import names, rows
 from .groups import group_limits
 
-WORKER_TTL = 60_000
-"""Milliseconds after which a silent worker is no longer listed."""
-
 
 class DatabaseInspector:
     """Reads of one database."""

@@ -330,12 +330,17 @@ def read_belongings(alias: str, queue: str, jobs: dict[str, EngineJob]) -> None:
             jobs[row[1]].result = bytes(row[3])
         for row in raw_values(_of(models.JobAttempt, alias).filter(**mine).order_by("id"), ATTEMPT):
             job = jobs[row[1]]
-            error = JobFailure(*row[7:]) if row[7] else None
-            job.history = [*(job.history or ()), AttemptRecord(row[2], row[3], row[4], row[5], row[6], error)]
-            job.noted = len(job.history)
+            job.history = [*(job.history or ()), attempt_from_row(row)]
         for row in raw_values(_of(models.JobLog, alias).filter(**mine).order_by("id"), LOG):
             job = jobs[row[1]]
             job.logs = [*(job.logs or ()), (row[2], row[3])]
+
+
+def attempt_from_row(row: Row) -> AttemptRecord:
+    """Convert a row of `ATTEMPT` to an ended attempt."""
+    _, _, attempt, worker, started_at, finished_at, outcome, error_type, message, traceback = row
+    error = JobFailure(error_type, message, traceback) if error_type else None
+    return AttemptRecord(attempt, worker, started_at, finished_at, outcome, error)
 
 
 def letter_from_row(row: Row) -> DeadLetterRecord:

@@ -16,7 +16,7 @@ from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import QUEUE, WORKER, claim_one, completing, enqueue, finish, state, worker
 from tests.support import eventually
 
-from .children import Child
+from .programs import Child
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from djqueue.testing.factories import (
 from djqueue.testing.waiting import Recorder, Wakes
 from tests.support import PATIENCE, eventually
 
-from .children import Child
+from .programs import Child
 
 
 @pytest.fixture

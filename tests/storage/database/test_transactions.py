@@ -41,7 +41,7 @@ from djqueue.testing.factories import (
 from djqueue.testing.waiting import Recorder, Wakes
 from tests.support import PATIENCE, eventually
 
-from .children import Child
+from .programs import Child
 
 on_postgresql = pytest.mark.skipif("connection.vendor != 'postgresql'", reason="of PostgreSQL")
 on_sqlite = pytest.mark.skipif("connection.vendor != 'sqlite'", reason="of SQLite")

@@ -1,8 +1,10 @@
-"""End a scheduler of this process as if its process were killed."""
+"""End a scheduler of this process as if its process were killed, and wait for the next one."""
 
 from djqueue import models
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.storage.scheduler import SchedulerStorage, server
 from djqueue.storage.tables.leaderlease import LeaderLeaseLostError
+from djqueue.testing.factories import QUEUE
 
 
 def crash(storage: SchedulerStorage) -> None:
@@ -18,6 +20,14 @@ def crash(storage: SchedulerStorage) -> None:
     listening._listener.close()
     for session in list(listening._sessions):
         server._shut(session.connection)
+
+
+def answers(client: SchedulerStorage) -> bool:
+    """Whether a scheduler answers a client, which has told it then of its attempts."""
+    try:
+        return bool(client.reads.counts(QUEUE))
+    except StorageUnavailableError:
+        return False
 
 
 def end_lease() -> None:

@@ -11,6 +11,14 @@ from contextlib import closing, contextmanager
 
 import django
 
+from tests import children
+
+
+class Child(children.Child):
+    """One of these programs, in a process of its own."""
+
+    programs = __name__
+
 
 def say(*words: object) -> None:
     # One write: it arrives whole or not at all, whenever this process dies.

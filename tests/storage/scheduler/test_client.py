@@ -37,8 +37,8 @@ from djqueue.testing.factories import (
 from djqueue.testing.waiting import Recorder
 from tests.support import PATIENCE, eventually
 
-from .children import Child
-from .crashes import crash, end_lease
+from .crashes import answers, crash, end_lease
+from .programs import Child
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_subscription_goes_on_with_the_next_scheduler(scheduler, client, make_st
     scheduler.close()
     models.SchedulerLease.objects.update(expires_at=0)
     make_storage(here=True)
-    eventually(lambda: client.client.subscriptions.is_connected)
+    eventually(lambda: enqueue(client) and recorder.events())
 
     recorder.until("queued", enqueue(client))
 
@@ -289,13 +289,7 @@ def test_client_leaves_a_scheduler_that_hangs_for_the_next_one(frozen, make_stor
     with pytest.raises(StorageUnavailableError):
         counts(client)
 
-    def answers():
-        try:
-            return counts(client) is not None
-        except StorageUnavailableError:
-            return False
-
-    eventually(answers)
+    eventually(lambda: answers(client))
     counts(client)
 
     assert woken.wait(PATIENCE)  # Something may have been missed.

@@ -28,7 +28,7 @@ from djqueue.testing.factories import (
 )
 from tests.support import eventually
 
-from .crashes import crash, end_lease
+from .crashes import answers, crash, end_lease
 
 ACTIVE, COMPLETED, FAILED, WAITING = State.ACTIVE, State.COMPLETED, State.FAILED, State.WAITING
 
@@ -235,7 +235,7 @@ def test_scheduler_killed_before_any_write_loses_nothing_that_was_answered(make_
         if has_died:
             end_lease()
             scheduler = make_storage(here=True)
-            eventually(lambda client=client: client.client.subscriptions.is_connected)
+            eventually(lambda client=client: answers(client))
         while OutboxJob.objects.exists():
             relay_of(scheduler).relay_once()
         workload.check()

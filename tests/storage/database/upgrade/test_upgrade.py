@@ -18,7 +18,7 @@ from djqueue.testing import contract
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract.case import FEW_RECORDS
 from djqueue.testing.factories import claim, completing, finish
-from tests.storage.database.children import Child
+from tests.storage.database.programs import Child
 
 from .former import ALIAS, FORMER
 

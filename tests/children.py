@@ -1,11 +1,11 @@
-"""Child processes that write lines and obey lines; `programs.py` has what they run."""
+"""Child processes that write lines and obey lines."""
 
 import os
 import queue
 import subprocess
 import sys
 from threading import Thread
-from typing import Self
+from typing import ClassVar, Self
 
 from tests.support import PATIENCE
 
@@ -13,9 +13,12 @@ from tests.support import PATIENCE
 class Child:
     """A program in a process of its own, which the end of `with` kills."""
 
+    programs: ClassVar[str]
+    """The module that runs one of its functions, by name, with arguments."""
+
     def __init__(self, program: str, *arguments: object) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.storage.database.programs", program, *map(str, arguments)],
+            [sys.executable, "-m", self.programs, program, *map(str, arguments)],
             env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
+    from djqueue.core.overview import LimiterState
+
     from .client import JobType, Limiter, Queue, chain, chord, flow, group, job
     from .codecs import content_id
     from .core.backoff import Backoff
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
     )
     from .core.job import CancelResult, EnqueueResult, Event
     from .core.permissions import Permissions
-    from .core.sharing import LimiterState
     from .core.states import State
     from .runtime import Worker, current_job
 
@@ -108,7 +109,7 @@ HOMES = {
     "Event": "core.job",
     "JobType": "client",
     "Limiter": "client",
-    "LimiterState": "core.sharing",
+    "LimiterState": "core.policies",
     "Permissions": "core.permissions",
     "Queue": "client",
     "State": "core.states",

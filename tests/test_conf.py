@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from djqueue.conf import READERS, Settings, get_settings, parse_rate, problems, read_settings
 from djqueue.core.backoff import Backoff
 from djqueue.core.errors import ConfigurationError
-from djqueue.core.limiter import Rate
-from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
-from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.policies import Keep, KeepOfJob, KeepResults, LimiterPolicy, Rate, Retention
 
 
 def test_empty_settings_use_defaults() -> None:

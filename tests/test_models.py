@@ -10,9 +10,9 @@ from django.db import IntegrityError, connection, models, transaction
 from django.db.models import F, Max, Min
 from django.utils.timezone import now
 
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import OptionError
 from djqueue.core.states import State
+from djqueue.core.units import to_datetime
 from djqueue.models import CronJob, Job, JobLog, JobState, SchedulerLease
 
 pytestmark = pytest.mark.dialect

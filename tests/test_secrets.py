@@ -17,7 +17,7 @@ from redis.sentinel import Sentinel
 from djqueue import conf
 from djqueue.client.storages import close_storage, get_storage, make_storage
 from djqueue.core.errors import ConfigurationError, DjqueueError, StorageError
-from djqueue.core.shown import HiddenOptions, kind_of, shown_name, without_credentials
+from djqueue.core.messages import HiddenOptions, kind_of, shown_name, without_credentials
 from djqueue.dashboard.urls import PAGES
 from djqueue.runtime import Worker
 from djqueue.storage.redis import RedisStorage

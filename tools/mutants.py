@@ -24,7 +24,7 @@ TESTS = {
     "redis": f"tests/storage/redis/test_access_list.py::TestContract::{TEST}",
     "database": f"tests/storage/database/test_conformance.py::TestContract::{TEST}",
 }
-ENGINE = "djqueue/core/"
+ENGINE = "djqueue/core/engine/"
 SQL = "djqueue/storage/database/"
 LUA = "djqueue/storage/redis/lua/"
 MACHINE = "djqueue/testing/contract/machine.py"
@@ -45,7 +45,7 @@ class Mutant(NamedTuple):
     @property
     def test(self) -> str:
         """Node id of the state machine that must find it."""
-        storages = {LUA: "redis", SQL: "database", ENGINE: "engine"}
+        storages = {LUA: "redis", SQL: "database", "djqueue/core/": "engine"}
         return next(TESTS[storage] for folder, storage in storages.items() if self.file.startswith(folder))
 
 
@@ -58,7 +58,7 @@ MUTANTS = (
     ),
     Mutant(
         "every attempt of a job has the same token",
-        ENGINE + "engine/claimer.py",
+        ENGINE + "claimer.py",
         "job.token = token = next(tokens)",
         "job.token = token = abs(hash((job.queue, job.id))) + 1",
     ),
@@ -76,13 +76,13 @@ MUTANTS = (
     ),
     Mutant(
         "failed dependency releases its dependents",
-        ENGINE + "engine/finisher.py",
+        ENGINE + "settlement.py",
         'if ended is State.COMPLETED or policy == "ignore":',
         'if ended in (State.COMPLETED, State.FAILED) or policy == "ignore":',
     ),
     Mutant(
         "only the first attempt is counted",
-        ENGINE + "engine/claimer.py",
+        ENGINE + "claimer.py",
         "job.attempts = attempts = job.attempts + 1",
         "job.attempts = attempts = 1",
     ),
@@ -91,16 +91,14 @@ MUTANTS = (
     ),
     Mutant(
         "renewal does not extend the lease",
-        ENGINE + "engine/workers.py",
+        ENGINE + "attempts.py",
         "lease\n                renewals.append(Renewal(True",
         "lease // 2\n                renewals.append(Renewal(True",
     ),
-    Mutant(
-        "pause is ignored", ENGINE + "engine/claimer.py", "if queue.paused:", "if queue.paused and now < 0:"
-    ),
+    Mutant("pause is ignored", ENGINE + "claimer.py", "if queue.paused:", "if queue.paused and now < 0:"),
     Mutant(
         "one ended attempt too many is kept",
-        ENGINE + "shard.py",
+        "djqueue/core/enginejob.py",
         "    excess = len(job.history) - limit\n",
         "    excess = len(job.history) - limit - 1\n",
     ),

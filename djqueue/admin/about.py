@@ -9,13 +9,13 @@ from django.template import Template
 from django.template.response import TemplateResponse
 
 from djqueue.core.errors import StorageError
-from djqueue.core.subjects import name_of
+from djqueue.core.options import name_of
 from djqueue.dashboard import rights
 
 from .dashboard import dashboard_of
 
 if TYPE_CHECKING:
-    from djqueue.core.summaries import JobSummary
+    from djqueue.core.pages import JobSummary
 
     ModelAdmin = admin.ModelAdmin[Any]
 else:

@@ -12,8 +12,8 @@ from django.utils.safestring import mark_safe
 from django.utils.translation import gettext_lazy as _
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import DjqueueError
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import rendering
 from djqueue.models import CronJob
 

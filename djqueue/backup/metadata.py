@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from secrets import token_hex
 from typing import Any
 
-from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import BackupDamagedError, BackupError, BackupNotFoundError
-from djqueue.core.shown import shown
+from djqueue.core.messages import shown
+from djqueue.core.units import to_datetime, to_milliseconds
 
 FORMAT = 1
 """Version of the files that this version of djqueue writes. It reads all versions up to this one."""

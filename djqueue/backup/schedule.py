@@ -9,9 +9,9 @@ from threading import Event, Thread
 from django.db import Error, connections
 
 from djqueue.conf import BackupSettings, get_settings
-from djqueue.core.beside import beside
 from djqueue.core.errors import DjqueueError
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
+from djqueue.core.threads import beside
 from djqueue.operations.pace import CopyThrottle
 from djqueue.storage.base import Storage
 

@@ -26,7 +26,7 @@ from djqueue.core.errors import (
     ConfigurationError,
     DjqueueError,
 )
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
 
 from .metadata import NAME, Metadata, check_name, started_at
 

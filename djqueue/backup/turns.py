@@ -7,11 +7,11 @@ from threading import Event
 
 from django.db import Error, connections
 
-from djqueue.core.beside import beside
 from djqueue.core.clock import Clock
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import BackupError
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
+from djqueue.core.threads import beside
+from djqueue.core.units import to_datetime
 from djqueue.models import BackupState, SchedulerLease
 from djqueue.operations.scheduling import alias_of
 from djqueue.storage.base import Storage

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from djqueue.core.durations import milliseconds
 from djqueue.core.errors import OptionError
+from djqueue.core.units import milliseconds
 
 LIMIT = 10_000
 """Jobs per call."""

@@ -9,12 +9,12 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple
 
-from djqueue.core.durations import milliseconds
 from djqueue.core.errors import OptionError
 from djqueue.core.job import DEAD_LETTER_REASONS, DeadLetterRecord
 from djqueue.core.options import MAX_INTEGER, check_text
 from djqueue.core.states import State
 from djqueue.core.suggest import nearest
+from djqueue.core.units import milliseconds
 from djqueue.storage.base import Storage
 
 from .chunking import chunks

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from djqueue.core.calls import is_call
 from djqueue.core.errors import ArgumentsError, OptionError
+from djqueue.core.job import is_call
 from djqueue.core.options import check_text
 
 from .registered import registry

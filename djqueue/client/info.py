@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 from djqueue.codecs import decode
 from djqueue.conf import get_settings
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import JobCancelledError, JobFailedError, JobNotFoundError, MaxRetriesError
 from djqueue.core.headers import Headers
 from djqueue.core.job import AttemptRecord, JobFailure, JobRecord
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
+from djqueue.core.units import to_datetime
 
 from .timeline import Moment, timeline
 

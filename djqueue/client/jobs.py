@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, TypeVar, overl
 
 from djqueue.conf import Settings, get_settings
 from djqueue.core.backoff import BackoffFunction
-from djqueue.core.collector import gc_paused
-from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ArgumentsError, OptionError
 from djqueue.core.executors import (
     INLINE,
@@ -32,6 +30,8 @@ from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import PARSERS, EnqueueOptions, check_text, merge_given
 from djqueue.core.permissions import PERMISSIONS, Permissions
 from djqueue.core.suggest import FOREIGN_TIMES, nearest_option
+from djqueue.core.threads import gc_paused
+from djqueue.core.units import milliseconds
 from djqueue.schedules import words
 from djqueue.storage.base import Storage
 

@@ -5,7 +5,7 @@ from typing import Any
 from djqueue.conf import get_settings, parse_rate
 from djqueue.core.errors import OptionError
 from djqueue.core.options import MAX_INTEGER, check_text
-from djqueue.core.sharing import LimiterState
+from djqueue.core.overview import LimiterState
 from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from djqueue.conf import parse_rate
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import milliseconds
 from djqueue.core.errors import OptionError
-from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.job import Event
 from djqueue.core.options import MAX_INTEGER, check_text
+from djqueue.core.policies import GroupLimit, GroupWords
 from djqueue.core.states import PENDING, State
 from djqueue.core.suggest import nearest
+from djqueue.core.units import milliseconds
 from djqueue.storage.base import Unsubscribe
 
 from .deadletters import read_limit

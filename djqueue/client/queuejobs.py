@@ -6,11 +6,11 @@ from typing import Any
 
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import instant, milliseconds
 from djqueue.core.errors import OptionError
 from djqueue.core.job import CancelResult
 from djqueue.core.options import PARSERS, check_text
 from djqueue.core.states import PENDING, State
+from djqueue.core.units import instant, milliseconds
 
 from . import envelope
 from .chunking import chunks

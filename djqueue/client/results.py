@@ -7,8 +7,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 
 from djqueue.core.errors import JobNotFoundError
-from djqueue.core.followup import ResultReader, install
-from djqueue.core.job import EnqueueResult, JobRecord
+from djqueue.core.job import EnqueueResult, JobRecord, ResultReader, install
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 

@@ -10,9 +10,9 @@ from itertools import islice
 
 from djqueue.codecs import decode
 from djqueue.conf import get_settings
-from djqueue.core.collector import gc_paused
 from djqueue.core.job import Batch, EnqueueResult, JobRecord
 from djqueue.core.options import JobOptions
+from djqueue.core.threads import gc_paused
 from djqueue.middleware import layers_of, through
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage

@@ -12,7 +12,7 @@ from django.utils.module_loading import import_string
 
 from djqueue.conf import Settings, get_settings
 from djqueue.core.errors import ConfigurationError
-from djqueue.core.shown import shown_name
+from djqueue.core.messages import shown_name
 from djqueue.storage.base import Storage
 
 from .announcing import told

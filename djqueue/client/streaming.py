@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 from djqueue.codecs import decode
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import milliseconds
 from djqueue.core.errors import (
     JobNotFoundError,
     OptionError,
@@ -17,6 +16,7 @@ from djqueue.core.errors import (
 )
 from djqueue.core.job import Batch, Event, ItemMark, ItemPage
 from djqueue.core.states import TERMINAL, State
+from djqueue.core.units import milliseconds
 from djqueue.storage.base import Storage
 
 from .info import outcome

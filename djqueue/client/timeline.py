@@ -3,9 +3,9 @@
 from datetime import datetime
 from typing import NamedTuple
 
-from djqueue.core.durations import to_datetime
 from djqueue.core.job import JobFailure, JobRecord
 from djqueue.core.states import TERMINAL, State
+from djqueue.core.units import to_datetime
 
 
 class Moment(NamedTuple):

@@ -4,12 +4,12 @@ import logging
 from collections.abc import Callable
 from datetime import timedelta
 
-from djqueue.core.deadline import within
-from djqueue.core.durations import to_datetime
+from djqueue.core.deadlines import within
 from djqueue.core.errors import DjqueueError, JobTimeoutError, StorageUnavailableError
 from djqueue.core.explain import MAX_BEFORE, Explanation
 from djqueue.core.job import JobRecord
 from djqueue.core.states import PENDING, TERMINAL, State
+from djqueue.core.units import to_datetime
 from djqueue.storage.base import Storage
 
 from .steps import Steps, in_thread

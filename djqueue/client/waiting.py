@@ -9,12 +9,12 @@ from typing import Any
 
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.deadline import within
-from djqueue.core.durations import milliseconds
+from djqueue.core.deadlines import within
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult, Event, JobRecord
 from djqueue.core.states import TERMINAL
+from djqueue.core.units import milliseconds
 from djqueue.middleware import layers_of
 from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 

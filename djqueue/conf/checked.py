@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ConfigurationError
+from djqueue.core.messages import shown_name
 from djqueue.core.options import MAX_INTEGER
-from djqueue.core.shown import shown_name
 from djqueue.core.suggest import nearest
+from djqueue.core.units import milliseconds
 
 
 def mapping(value: Any, known: set[str], where: str = "") -> Mapping[str, Any]:

@@ -5,20 +5,25 @@ from dataclasses import replace
 from typing import Any
 
 from djqueue.core.backoff import Backoff, parse_backoff
-from djqueue.core.capacity import WHEN_FULL
-from djqueue.core.deadletters import DeadLetterPolicy
-from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ConfigurationError, OptionError
 from djqueue.core.executors import SANDBOXES, parse_executor, parse_limits
-from djqueue.core.limiter import Rate
+from djqueue.core.messages import NAME, HiddenOptions, kind_of, shown_name, without_credentials
 from djqueue.core.metrics import Tiers
 from djqueue.core.options import EnqueueOptions, check_text, parse_on_commit, parse_options
-from djqueue.core.queue import GROUP_MODES, QueuePolicy
-from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
-from djqueue.core.sharing import LimiterPolicy
-from djqueue.core.shown import NAME, HiddenOptions, kind_of, shown_name, without_credentials
-from djqueue.core.sizes import parse_size
+from djqueue.core.policies import (
+    GROUP_MODES,
+    WHEN_FULL,
+    DeadLetterPolicy,
+    Keep,
+    KeepOfJob,
+    KeepResults,
+    LimiterPolicy,
+    QueuePolicy,
+    Rate,
+    Retention,
+)
 from djqueue.core.suggest import nearest
+from djqueue.core.units import milliseconds, parse_size
 
 from .checked import flag, integer, lasting, mapping, one_of, positive
 from .sections import backup, dashboard, health, monitoring

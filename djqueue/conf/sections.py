@@ -4,9 +4,9 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
-from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ConfigurationError
-from djqueue.core.shown import kind_of
+from djqueue.core.messages import kind_of
+from djqueue.core.units import milliseconds
 
 from .checked import flag, lasting, mapping, positive
 from .values import BackupSettings, DashboardSettings, HealthSettings, MonitoringSettings

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from djqueue.core.executors import INLINE, REQUIRE
+from djqueue.core.messages import HiddenOptions
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.options import MSGPACK, EnqueueOptions
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.sharing import LimiterPolicy
-from djqueue.core.shown import HiddenOptions
+from djqueue.core.policies import LimiterPolicy, QueuePolicy
 
 DEFAULT_POLICY = QueuePolicy()
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from djqueue import __version__
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import Discard, JobCancelledError, JobInterrupted, OptionError, Snooze
 from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.units import to_datetime
 
 try:
     from opentelemetry import propagate, trace

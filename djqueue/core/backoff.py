@@ -7,9 +7,9 @@ from datetime import timedelta
 from random import Random
 from typing import Any
 
-from .durations import LONGEST, milliseconds
 from .errors import OptionError
-from .shown import shown
+from .messages import shown
+from .units import LONGEST, milliseconds
 
 KINDS = ("fixed", "linear", "exponential")
 

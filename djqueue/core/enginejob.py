@@ -1,10 +1,14 @@
-"""The record of a job inside the engine."""
+"""The record of a job that a storage works on, and the changes that all storages make to it alike."""
 
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from random import Random
 from typing import Any
 
-from .job import AttemptRecord, JobFailure, JobRecord
+from .job import AttemptRecord, DeadLetterRecord, Incident, JobFailure, JobRecord
 from .options import JobKey, JobOptions
-from .states import State
+from .policies import REPLACED, DeadLetterPolicy, QueuePolicy
+from .states import PENDING, State
 
 
 class Extras:
@@ -203,3 +207,132 @@ class ItemStream:
         """None if only the tables have them."""
         self.count = count
         """Number of items sent, whether they are kept or not."""
+
+
+def note_attempt(job: EngineJob, outcome: str, now: int, error: JobFailure | None, limit: int) -> None:
+    """Add the attempt that just ended to the job's history, of which `limit` attempts are kept."""
+    if job.history is None:
+        job.history = []
+    job.history.append(AttemptRecord(job.attempts, job.worker, job.started_at, now, outcome, error))
+    excess = len(job.history) - limit
+    if excess > 0:
+        # A job may be retried for years.
+        del job.history[:excess]
+        job.noted = max(0, job.noted - excess)
+
+
+LISTED = 10
+"""Number of stalled attempts that the error lists, the last ones."""
+
+
+def stalled_error(stalls: int, attempts: Sequence[AttemptRecord]) -> JobFailure:
+    """Return the error of a job with this number of stalls: which attempts were lost, on which workers, and
+    when.
+
+    Args:
+        attempts: the known ended attempts; the last one has just stalled.
+    """
+    lost = [attempt for attempt in attempts if attempt.outcome == "stalled"][-min(stalls, LISTED) :]
+    listed = "; ".join(
+        f"attempt {one.attempt} on {one.worker}, started {_utc(one.started_at)}, lost {_utc(one.finished_at)}"
+        for one in lost
+    )
+    text = f"stalled {stalls} times, last on {attempts[-1].worker}: {listed}"
+    return JobFailure("djqueue.core.errors.StorageError", text)
+
+
+def _utc(milliseconds: int) -> str:
+    return f"{datetime.fromtimestamp(milliseconds // 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+NO_ERROR = JobFailure("", "")
+
+
+def letter_of(
+    job: EngineJob, now: int, retries: int, policy: DeadLetterPolicy, random: Random
+) -> DeadLetterRecord:
+    """Return the dead letter of a failed job with this number of automatic retries."""
+    error = job.error or NO_ERROR
+    return DeadLetterRecord(
+        job.queue,
+        job.id,
+        job.reason,
+        now,
+        now + policy.ttl,
+        retries,
+        policy.retry_at(job.reason, retries, now, random),
+        job.name,
+        error.type,
+        error.message,
+        tuple(sorted(job.unmet)) if job.unmet else (),
+    )
+
+
+def interrupt(job: EngineJob, policy: QueuePolicy, now: int, random: Random) -> DeadLetterRecord | None:
+    """Count a stall for an active job, and let it wait again; return its dead letter if it may not.
+
+    A job whose cancellation was requested is cancelled instead.
+    """
+    limit = policy.retention.attempts.count
+    note_attempt(job, "cancelled" if job.cancel_requested else "stalled", now, None, limit)
+    job.worker = ""
+    if job.cancel_requested:
+        job.state = State.CANCELLED
+        job.reason = "cancelled"
+        job.finished_at = now
+        return None
+    job.stalls += 1
+    if job.stalls <= job.options.max_stalls:
+        job.state = State.WAITING
+        job.run_at = now
+        return None
+    job.state = State.FAILED
+    job.reason = "worker_lost"
+    job.finished_at = now
+    job.error = stalled_error(job.stalls, job.history or ())
+    return letter_of(job, now, 0, policy.dead_letters, random)
+
+
+def supersede(job: EngineJob, now: int) -> None:
+    """Cancel a pending job that has a successor: see `superseded`."""
+    job.state = State.CANCELLED
+    job.reason = REPLACED
+    job.finished_at = now
+
+
+def superseded(jobs: Sequence[EngineJob], now: int) -> Iterable[EngineJob]:
+    """Return the pending jobs that got a successor while they were active; the newer one is kept."""
+    newest: dict[JobKey, EngineJob] = {}
+    for job in jobs:
+        if job.options.on_duplicate == "keep_last_if_active" and (key := job.options.unique_key):
+            there = newest.get((job.queue, key))
+            if there is None or _age(job) >= _age(there):
+                newest[job.queue, key] = job
+    for job in jobs if newest else ():
+        key, ttl = job.options.unique_key, job.options.unique_ttl
+        last = newest.get((job.queue, key)) if key is not None else None
+        if last is None or last is job or job.state not in PENDING or _age(job) > _age(last):
+            continue
+        if ttl is None or job.created_at + ttl > now:
+            yield job
+
+
+def _age(job: EngineJob) -> tuple[int, bool]:
+    return job.created_at, job.state is State.BLOCKED
+
+
+def incident_of(job: EngineJob, event: str) -> Incident:
+    """Return what happened to a job as an incident."""
+    reason = job.reason if event != "stalled" else ""
+    error = job.error if event == "failed" else None
+    return Incident(job.queue, job.id, job.name, event, reason, error)
+
+
+def size_of(job: EngineJob) -> int:
+    """Return the size of an ended job without its result: its payload, and the texts of its error."""
+    return len(job.payload) if job.error is None else len(job.payload) + size_of_error(job.error)
+
+
+def size_of_error(error: JobFailure) -> int:
+    """Return the size of an error's texts."""
+    return sum(len(text) if text.isascii() else len(text.encode(errors="surrogatepass")) for text in error)

@@ -41,7 +41,7 @@ A class's docstring is its message; `code` is shared with stored rows and with w
 from datetime import timedelta
 from typing import Any, ClassVar
 
-from .shown import without_credentials
+from .messages import without_credentials
 
 
 class DjqueueError(Exception):

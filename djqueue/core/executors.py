@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .durations import milliseconds
 from .errors import OptionError
+from .messages import shown
 from .permissions import Permissions
-from .shown import shown
-from .sizes import parse_size
 from .suggest import nearest
+from .units import milliseconds, parse_size
 
 INLINE, ISOLATED, SUBPROCESS = "inline", "isolated", "subprocess"
 EXECUTORS = (INLINE, ISOLATED, SUBPROCESS)

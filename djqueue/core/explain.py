@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .job import WorkerInfo
 from .states import PENDING, State
+from .workers import WorkerInfo
 
 MAX_BEFORE = 10_000
 """Maximum number of jobs before another one that are counted."""

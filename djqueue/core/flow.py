@@ -1,12 +1,13 @@
-"""The order in which a graph of jobs is enqueued."""
+"""Jobs connected by dependencies: the order in which they are enqueued, and the graph around one of them."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from .errors import OptionError
 from .job import Batch, EnqueueResult
-from .options import JobKey
+from .options import JobKey, JobOptions
+from .states import TERMINAL, State
 
 Node = TypeVar("Node", bound=Hashable)
 
@@ -54,8 +55,6 @@ def _cycle(left: dict[Node, set[Node]], positions: dict[Node, int]) -> list[Node
 
 
 # The batches of one call of a storage.
-
-
 def outside(batches: Sequence[Batch]) -> list[JobKey]:
     """Return the dependencies of a call's jobs outside the call.
 
@@ -113,3 +112,180 @@ class Substitutes:
             return batch
         others = tuple(dict.fromkeys(self._keys.get(key, key) for key in wanted))
         return batch._replace(options=replace(batch.options, depends_on=others))
+
+
+MAX_FLOW_JOBS = 1_000
+"""Default maximum number of jobs to read."""
+
+
+class FlowNode(NamedTuple):
+    """One job of a graph."""
+
+    queue: str
+    id: str
+    name: str
+    """Name of the job; empty if it no longer exists."""
+    state: State | None
+    """State of the job; None if it no longer exists and is only known as a dependency."""
+    reason: str = ""
+    """Reason of the failure or cancellation."""
+    unmet: bool = False
+    """True if it waits for another job."""
+    ignores: bool = False
+    """True if it runs regardless of how its dependencies end."""
+    created_at: int = 0
+    """UTC milliseconds, like `finished_at`."""
+    finished_at: int = 0
+
+    @property
+    def key(self) -> JobKey:
+        """Key of the job."""
+        return self.queue, self.id
+
+
+class FlowEdge(NamedTuple):
+    """A dependency between two nodes, given by their indexes."""
+
+    before: int
+    after: int
+    unmet: bool
+    """True if `after` waits for it now."""
+
+
+class FlowGraph(NamedTuple):
+    """Connected jobs, oldest first."""
+
+    root: int
+    """Index of the requested job."""
+    nodes: list[FlowNode]
+    edges: list[FlowEdge]
+    cut: bool = False
+    """True if there are more jobs than were read."""
+
+    def before(self, index: int) -> list[FlowNode]:
+        """Return the dependencies of a node."""
+        return [self.nodes[edge.before] for edge in self.edges if edge.after == index]
+
+    def after(self, index: int) -> list[FlowNode]:
+        """Return the dependents of a node."""
+        return [self.nodes[edge.after] for edge in self.edges if edge.before == index]
+
+    def last(self) -> list[FlowNode]:
+        """Return the jobs without dependents."""
+        inner = {edge.before for edge in self.edges}
+        return [node for index, node in enumerate(self.nodes) if index not in inner]
+
+    def failed(self) -> tuple[list[FlowNode], list[FlowNode]]:
+        """Return the failed jobs: those that may run again at once, and those with a dependency that has not
+        completed.
+        """
+        early = {
+            edge.after
+            for edge in self.edges
+            if self.nodes[edge.before].state not in (None, State.COMPLETED)
+            and not self.nodes[edge.after].ignores
+        }
+        failed = [index for index, node in enumerate(self.nodes) if node.state is State.FAILED]
+        return (
+            [self.nodes[index] for index in failed if index not in early],
+            [self.nodes[index] for index in failed if index in early],
+        )
+
+    def only(self, sees: Callable[[str], bool]) -> "FlowGraph":
+        """Return the graph without jobs of hidden queues; the requested job stays."""
+        kept = [at for at, node in enumerate(self.nodes) if at == self.root or sees(node.queue)]
+        if len(kept) == len(self.nodes):
+            return self
+        indexes = {old: new for new, old in enumerate(kept)}
+        edges = [
+            edge._replace(before=indexes[edge.before], after=indexes[edge.after])
+            for edge in self.edges
+            if edge.before in indexes and edge.after in indexes
+        ]
+        return FlowGraph(indexes[self.root], [self.nodes[at] for at in kept], edges, self.cut)
+
+
+class JobLink(NamedTuple):
+    """A job with the keys of the jobs that it may be connected to, as a storage passes it to `explore`."""
+
+    node: FlowNode
+    depends_on: tuple[JobKey, ...]
+    dependents: Sequence[JobKey]
+    """Jobs that may depend on it; their own dependencies decide."""
+
+
+Exploring = Generator[list[JobKey], Mapping[JobKey, JobLink], FlowGraph | None]
+
+
+def link(node: FlowNode, options: JobOptions, waiting: Iterable[JobKey] = ()) -> JobLink:
+    """Return the link of a job with these options; `waiting` are live jobs that are known to depend on it."""
+    ignores = options.on_dependency_failure == "ignore"
+    dependents = tuple(dict.fromkeys((*waiting, *options.dependents)))
+    return JobLink(node._replace(ignores=ignores), options.depends_on, dependents)
+
+
+def explore(root: JobKey, limit: int = MAX_FLOW_JOBS) -> Exploring:
+    """Walk the graph around a job: yield keys to read, and receive the links found.
+
+    Each step is one edge further away, so there are as many steps as the graph is long. Up to `limit` jobs
+    are read. Returns None if the first one is unknown.
+    """
+    found: dict[JobKey, JobLink] = {}
+    seen = {root}
+    wanted, cut = [root], False
+    while wanted:
+        links = yield wanted
+        found.update((key, links[key]) for key in wanted if key in links)
+        if root not in found:
+            return None
+        # Dependencies first: they are all known.
+        near = [other for key in wanted if key in found for other in found[key].depends_on]
+        near += [other for key in wanted if key in found for other in found[key].dependents]
+        new = [key for key in dict.fromkeys(near) if key not in seen]
+        cut = cut or len(new) > limit - len(seen)
+        wanted = new[: limit - len(seen)]
+        seen.update(wanted)
+    return _assembled(root, found, seen, cut=cut)
+
+
+def walked(steps: Exploring, look: Callable[[list[JobKey]], Mapping[JobKey, JobLink]]) -> FlowGraph | None:
+    """Return the result of `explore`, with links read by `look`."""
+    try:
+        wanted = next(steps)
+        while True:
+            wanted = steps.send(look(wanted))
+    except StopIteration as end:
+        found: FlowGraph | None = end.value
+        return found
+
+
+def _assembled(root: JobKey, found: Mapping[JobKey, JobLink], seen: set[JobKey], *, cut: bool) -> FlowGraph:
+    """Return the jobs connected with the first one by their own dependencies."""
+    pairs = [(other, key) for key, one in found.items() for other in one.depends_on if other in seen]
+    near: dict[JobKey, list[JobKey]] = {}
+    for before, after in pairs:
+        near.setdefault(before, []).append(after)
+        near.setdefault(after, []).append(before)
+    connected, left = {root}, [root]
+    while left:
+        for other in near.get(left.pop(), ()):
+            if other not in connected:
+                connected.add(other)
+                left.append(other)
+    nodes = {key: found[key].node if key in found else FlowNode(*key, "", None) for key in connected}
+    keys = sorted(connected, key=lambda key: (nodes[key].created_at, key))
+    indexes = {key: index for index, key in enumerate(keys)}
+    edges = sorted(
+        FlowEdge(indexes[before], indexes[after], _is_unmet(nodes[before], nodes[after]))
+        for before, after in pairs
+        if before in indexes and after in indexes
+    )
+    waiting = {edge.after for edge in edges if edge.unmet}
+    marked = [nodes[key]._replace(unmet=index in waiting) for index, key in enumerate(keys)]
+    return FlowGraph(indexes[root], marked, edges, cut)
+
+
+def _is_unmet(before: FlowNode, after: FlowNode) -> bool:
+    if after.state is not State.BLOCKED or before.state in (None, State.COMPLETED):
+        return False
+    return not (after.ignores and before.state in TERMINAL)

@@ -11,7 +11,7 @@ from copy import deepcopy
 from typing import Any
 
 from .errors import OptionError
-from .shown import kind_of, shown
+from .messages import kind_of, shown
 
 MAX_HEADERS = 64
 MAX_NAME = 255

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from functools import lru_cache
 
-from .forks import after_fork
+from .threads import after_fork
 
 COUNTER_BITS = 12
 COUNTER_LIMIT = 1 << COUNTER_BITS

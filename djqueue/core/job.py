@@ -1,15 +1,16 @@
 """Values that storages, workers and clients exchange."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
-from .followup import follower
-from .foreign import RESULT_HERE
+from .errors import ConfigurationError
 from .headers import Headers
 from .options import JobKey, JobOptions
 from .states import State
+from .suggest import RESULT_HERE
 
 
 class JobFailure(NamedTuple):
@@ -375,76 +376,6 @@ class CancelResult(NamedTuple):
         return self.status in ("cancelled", "requested")
 
 
-class RunningJob(NamedTuple):
-    """A job that a worker is running."""
-
-    queue: str
-    id: str
-    name: str
-    started_at: int
-    """UTC milliseconds, by the worker's clock."""
-
-
-class ProcessInfo(NamedTuple):
-    """A process in which a worker runs jobs."""
-
-    pid: int
-    name: str
-    """Name of the jobs that it runs."""
-    executor: str
-    """isolated | subprocess"""
-    runs: int
-    """Number of jobs that it has been given."""
-    rss: int
-    """Bytes of its memory."""
-    queue: str = ""
-    """Queue of the job that it is running; empty while it is idle."""
-    job: str = ""
-    """Id of that job."""
-
-
-class WorkerDump(NamedTuple):
-    """Stacks of a worker's threads and tasks."""
-
-    at: int
-    """UTC milliseconds at which the storage received it."""
-    text: str
-
-
-class WorkerInfo(NamedTuple):
-    """A worker, as it describes itself."""
-
-    id: str
-    host: str
-    pid: int
-    queues: tuple[str, ...] | None
-    names: tuple[str, ...]
-    concurrency: int
-    started_at: int
-    seen_at: int = 0
-    active: int = 0
-    state: str = "running"
-    """running | quiet (claims no jobs until it is resumed) | stopping"""
-    kind: str = ""
-    """runworkers (a process of its own) | embedded (in another process)"""
-    heartbeat: int = 0
-    """Maximum milliseconds between two heartbeats; 0: unknown."""
-    rss: int = 0
-    """Bytes of memory of its process; 0: unknown."""
-    version: str = ""
-    """Version of djqueue."""
-    project: str = ""
-    """Version of the project, from its settings."""
-    jobs: tuple[RunningJob, ...] = ()
-    """Jobs that it is running, longest first; only some of `active` if there are many."""
-    supervisor: int | None = None
-    """Process ID of the supervisor that started its process, on the same host; None without one."""
-    processes: tuple[ProcessInfo, ...] = ()
-    """Processes in which it runs jobs, those with a job first; only some if there are many."""
-    leads: bool = False
-    """Whether its process does the periodic work for all; False if a storage lets every process do it."""
-
-
 REJECTED = "enqueue_rejected"
 """Reason of a job that was never valid: it is retried only with another payload."""
 DEAD_LETTER_REASONS = (
@@ -462,3 +393,72 @@ DEAD_LETTER_REASONS = (
     "invalid_result",
     "unknown",
 )
+
+
+class Swept(NamedTuple):
+    """Numbers of jobs that a sweep changed."""
+
+    promoted: int = 0
+    stalled: int = 0
+    expired: int = 0
+    retried: int = 0
+    removed: int = 0
+
+
+def is_call(payload: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a decoded payload has the arguments of a call.
+
+    A producer may send any value, so both keys are checked for their types, too.
+    """
+    return (
+        isinstance(payload, Mapping)
+        and payload.keys() == {"args", "kwargs"}
+        and isinstance(payload["args"], (list, tuple))
+        and isinstance(payload["kwargs"], Mapping)
+    )
+
+
+class ResultReader(ABC):
+    """Reads the job of a result from the storage that has it."""
+
+    @abstractmethod
+    def wait(self, result: "EnqueueResult", timeout: float | timedelta) -> Any:
+        """Wait until the job ends, and return its return value."""
+
+    @abstractmethod
+    async def await_(self, result: "EnqueueResult", timeout: float | timedelta) -> Any:
+        """Async version of `wait`."""
+
+    @abstractmethod
+    def refresh(self, result: "EnqueueResult") -> "EnqueueResult":
+        """Return the result with the current state of the job."""
+
+    @abstractmethod
+    async def arefresh(self, result: "EnqueueResult") -> "EnqueueResult":
+        """Async version of `refresh`."""
+
+    @abstractmethod
+    def job(self, result: "EnqueueResult") -> Any:
+        """Return the job, or None."""
+
+    @abstractmethod
+    async def ajob(self, result: "EnqueueResult") -> Any:
+        """Async version of `job`."""
+
+
+_installed: list[ResultReader] = []
+
+
+def install(follower: ResultReader) -> None:
+    """Install the reader that results use from now on."""
+    _installed[:] = [follower]
+
+
+def follower() -> ResultReader:
+    """Return the installed reader. Raises ConfigurationError if the client has not been imported."""
+    if not _installed:
+        raise ConfigurationError(
+            "this result cannot read its job, because djqueue.client is not imported: import djqueue.client, "
+            "or use the storage's own methods"
+        )
+    return _installed[0]

@@ -14,7 +14,7 @@ from ipaddress import (
 from typing import Any
 
 from .errors import OptionError
-from .shown import shown
+from .messages import shown
 
 IPAddress = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network

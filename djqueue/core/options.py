@@ -6,12 +6,11 @@ from itertools import islice
 from typing import Any
 
 from .backoff import DEFAULT_BACKOFF, Backoff, parse_backoff
-from .durations import instant, milliseconds
 from .errors import OptionError
 from .headers import NO_HEADERS, Headers, parse_headers
-from .shown import shown
-from .subjects import name_of
+from .messages import shown
 from .suggest import nearest_option
+from .units import instant, milliseconds
 
 MAX_NAME = 255
 """Maximum number of characters of a queue name, job name, id, unique key, group, tag or subject."""
@@ -362,3 +361,22 @@ PARSERS: dict[str, Parser] = {
     "content_type": _content_type,
     "enqueue_on_commit": parse_on_commit,
 }
+
+
+def name_of(instance: Any) -> str | None:
+    """Return `app_label.model:pk` of a model instance; None if it is not saved.
+
+    A proxy has the name of its concrete model.
+    """
+    if instance.pk is None or instance._state.adding:
+        return None
+    return f"{instance._meta.concrete_model._meta.label_lower}:{instance.pk}"
+
+
+def parts_of(subject: str) -> tuple[str, str, str] | None:
+    """Return app label, model name and primary key; None if a subject cannot be a model instance."""
+    label, colon, key = subject.partition(":")
+    app, dot, model = label.partition(".")
+    if not (colon and dot and key and app.isidentifier() and model.isidentifier()):
+        return None
+    return app, model, key

@@ -1,9 +1,8 @@
-"""Overviews of queues and groups at one moment."""
+"""Overviews of queues, groups, limiters and the storage itself at one moment."""
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from .groups import GroupLimit, GroupOverview
-from .limiter import Rate
+from .policies import GroupLimit, Rate
 from .states import State
 
 
@@ -56,7 +55,7 @@ class QueueOverview(NamedTuple):
     used: int
     """Weight of the active jobs."""
     group_mode: str
-    """One of `core.queue.GROUP_MODES`."""
+    """One of `core.policies.GROUP_MODES`."""
     group_waiting: int
     """Waiting jobs that their groups hold back."""
     names: dict[str, int]
@@ -64,11 +63,37 @@ class QueueOverview(NamedTuple):
     totals: Totals
 
 
+class Overview(NamedTuple):
+    """Some queues, or all of them by name."""
+
+    at: int
+    """The storage's time, in UTC milliseconds."""
+    queues: list[QueueOverview]
+
+
+class GroupOverview(NamedTuple):
+    """One group of a queue."""
+
+    name: str
+    waiting: int
+    """Waiting jobs, ready or held back by the group."""
+    active: int
+    limit: int
+    """Current maximum number of active jobs; 0: groups hold no job back."""
+    rate: Rate | None
+    """Current starts per time."""
+    weight: int
+    """Current turns for each turn of a group with weight 1."""
+    paused: bool
+    overrides: GroupLimit
+    """Overrides, set while the queue runs."""
+
+
 class GroupsOverview(NamedTuple):
     """Groups of one queue."""
 
     mode: str
-    """One of `core.queue.GROUP_MODES`."""
+    """One of `core.policies.GROUP_MODES`."""
     limit: int
     """Default for groups without overrides: active jobs at once."""
     rate: Rate | None
@@ -83,9 +108,72 @@ class GroupsOverview(NamedTuple):
     """True if all groups were considered; False if there were too many."""
 
 
-class Overview(NamedTuple):
-    """Some queues, or all of them by name."""
+class LimiterState(NamedTuple):
+    """A limiter at one moment."""
 
+    rate: Rate | None
+    concurrency: int | None
+    used: int
+    """Weight of the active jobs of its queues."""
+    tokens: int | None
+    """Jobs that may start now by the rate alone; None: no rate."""
+    waiting: tuple[str, ...]
+    """Queues that were refused and have not claimed since, in order."""
+
+    @property
+    def free(self) -> int | None:
+        """Permits left of the concurrency; None: no concurrency limit."""
+        return None if self.concurrency is None else max(0, self.concurrency - self.used)
+
+
+OK, WARN, BAD = "ok", "warn", "bad"
+
+
+class DiagnosticLine(NamedTuple):
+    """One line of diagnostics."""
+
+    key: str
+    """Stable name: `GROUP.WORD`, followed by `:` and the instance if there are several."""
+    group: str
+    """Heading of the line."""
+    label: str
+    value: str
+    """Value with its unit."""
+    level: str = OK
+    """ok | warn | bad"""
+    note: str = ""
+    """Meaning, or action to take."""
+
+
+class Diagnostics(NamedTuple):
+    """Diagnostics of a storage, its servers or tables, and its maintenance."""
+
+    backend: str
+    """memory | database | redis"""
     at: int
     """The storage's time, in UTC milliseconds."""
-    queues: list[QueueOverview]
+    lines: list[DiagnosticLine]
+
+
+class Finding(NamedTuple):
+    """A problem, or possible problem, of the storage's servers; one for all servers that have it."""
+
+    id: str
+    """Id of the system check."""
+    level: Literal["error", "warning", "info"]
+    text: str
+    hint: str
+
+
+def workers_line(count: int) -> DiagnosticLine:
+    """Return the line with the number of live workers."""
+    if count:
+        return DiagnosticLine("workers.alive", "Workers", "Live", f"{count:,}")
+    return DiagnosticLine(
+        "workers.alive",
+        "Workers",
+        "Live",
+        "0",
+        WARN,
+        "No worker is running: start one with `manage.py runworkers`.",
+    )

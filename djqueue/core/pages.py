@@ -1,10 +1,17 @@
-"""Pages of jobs in both directions. A page begins at a mark in an order, not at a number of jobs."""
+"""Pages of jobs, of their summaries and of their streamed items.
 
-from collections.abc import Sequence
+A page begins at a mark in an order, not at a number of jobs.
+"""
+
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+from urllib.parse import quote, unquote
 
+from .enginejob import EngineJob
 from .errors import OptionError
 from .job import JobRecord
+from .options import JobOptions
+from .states import State
 
 FORWARD, BACKWARD = ">", "<"
 Marked = tuple[str, JobRecord]
@@ -65,3 +72,99 @@ def page_of(found: Sequence[Marked], limit: int, position: PagePosition) -> JobP
         None if is_last else FORWARD + some[-1][0],
         None if is_first else BACKWARD + some[0][0],
     )
+
+
+class JobSummary(NamedTuple):
+    """A summary of a job about a subject."""
+
+    queue: str
+    id: str
+    name: str
+    """The job's name."""
+    state: State
+    created_at: int
+    """UTC milliseconds, like every `…_at`."""
+    run_at: int
+    started_at: int
+    """0 if it has not started."""
+    finished_at: int
+    """0 if it has not ended."""
+    reason: str = ""
+    """Reason of the failure or cancellation."""
+
+
+class JobSummaryPage(NamedTuple):
+    """Some jobs about a subject, newest first."""
+
+    jobs: list[JobSummary]
+    next: str | None
+    """Cursor of the next page; None on the last page."""
+
+
+def mention(record: EngineJob | JobRecord) -> JobSummary:
+    """Return the summary of a job."""
+    return JobSummary(
+        record.queue,
+        record.id,
+        record.name,
+        record.state,
+        record.created_at,
+        record.run_at,
+        record.started_at,
+        record.finished_at,
+        record.reason,
+    )
+
+
+def mark_in(cursor: str | None) -> str | None:
+    """Return the mark of the job before a page. Raises OptionError for an invalid cursor."""
+    if cursor is None:
+        return None
+    if cursor[:1] != FORWARD:
+        raise OptionError(f"cursor: {cursor!r} is invalid; pass the cursor of an earlier page")
+    return cursor[1:]
+
+
+def mark_at(created_at: int, queue: str, last: str) -> str:
+    """Return the mark of a job in the order of all queues: by time, queue and position in the queue."""
+    return f"{created_at}:{quote(queue, safe='')}:{last}"
+
+
+def mark_before(mark: str) -> tuple[int, str, str]:
+    """Return the time, queue and position that a mark consists of. Raises OptionError."""
+    created_at, queue, last = [*mark.split(":", 2), "", ""][:3]
+    if not (created_at.isdecimal() and queue and last):
+        raise OptionError(f"cursor: {mark!r} is invalid; pass the cursor of an earlier page")
+    return int(created_at), unquote(queue), last
+
+
+def first_of(found: list[tuple[str, JobSummary]], limit: int) -> JobSummaryPage:
+    """Return a page of up to `limit` jobs of those found, which include one more if there are more."""
+    some = found[:limit]
+    following = FORWARD + some[-1][0] if some and len(found) > limit else None
+    return JobSummaryPage([one for _, one in some], following)
+
+
+PAGE_BYTES = 1024 * 1024
+"""Bytes after which a page of items ends."""
+PAGE_ITEMS = 1_000
+"""Maximum number of items on a page."""
+
+
+def cut(items: Iterable[bytes]) -> tuple[bytes, ...]:
+    """Return the first items, as many as one page holds."""
+    found: list[bytes] = []
+    size = 0
+    for item in items:
+        found.append(item)
+        size += len(item)
+        if size >= PAGE_BYTES or len(found) == PAGE_ITEMS:
+            break
+    return tuple(found)
+
+
+def are_readable(state: State, options: JobOptions, finished_at: int, now: int) -> bool:
+    """Return whether a job's items can still be read: they are kept as long as its result."""
+    if state is not State.COMPLETED or options.result_ttl is None:
+        return True
+    return finished_at + options.result_ttl > now

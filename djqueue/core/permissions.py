@@ -12,9 +12,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from .errors import OptionError
+from .messages import shown
 from .netrules import HIGHEST_PORT, IPAddress, NetRule, parse_net
 from .options import check_text
-from .shown import shown
 from .suggest import nearest
 
 __all__ = ["NOTHING", "PERMISSIONS", "TEMPLATES", "NetRule", "Permissions", "check_path", "parse_net"]

@@ -1,4 +1,4 @@
-"""The hint at the end of an error about an unknown name."""
+"""Hints at the end of errors: similar names, and the equivalents of names that other job queues use."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -55,7 +55,6 @@ NOTES = {
     "retries": "max_attempts counts the first attempt, too",
     "retry": "max_attempts counts the first attempt, too",
 }
-
 
 EXPLAINED = {
     "ack_failure": "use max_attempts=1 to keep a job from being retried",
@@ -142,3 +141,53 @@ def similar(name: str, known: Iterable[str]) -> str | None:
 
 def _without_digits(name: str) -> str:
     return "".join(character for character in name if not character.isdigit())
+
+
+PACKAGE_HERE = {
+    "Celery": "job: djqueue has no application object",
+    "Schedule": "job(cron=...) or job(every=...)",
+    "actor": "job",
+    "async_chain": "chain",
+    "async_iter": "chord",
+    "async_task": "job, and enqueue() of the function",
+    "background": "job",
+    "crontab": "job(cron=...)",
+    "current_task": "current_job",
+    "db_periodic_task": "job(cron=...)",
+    "db_task": "job",
+    "enqueue": "enqueue() of a function under @job, or Queue(name).enqueue(payload)",
+    "fetch": "Queue(name).get_job(id)",
+    "get_current_job": "current_job",
+    "get_queue": "Queue(name)",
+    "get_task_logger": "current_job().log(line), or logging",
+    "periodic_task": "job(cron=...) or job(every=...)",
+    "result": "Queue(name).get_result(id)",
+    "schedule": "job(cron=...) or job(every=...)",
+    "shared_task": "job",
+    "task": "job",
+}
+"""Exports of other packages, and what to import here."""
+RESULT_HERE = {
+    "abort": "Queue(result.queue).cancel(result.id)",
+    "cancel": "Queue(result.queue).cancel(result.id)",
+    "exc_info": "result.job().timeline",
+    "fetch": "result.job()",
+    "get": "result.wait(timeout)",
+    "get_id": "result.id",
+    "get_result": "result.wait(timeout)",
+    "get_status": "result.job().state",
+    "is_failed": "result.job().state",
+    "is_finished": "result.job().state",
+    "is_queued": "result.job().state",
+    "is_started": "result.job().state",
+    "latest_result": "result.wait(timeout)",
+    "meta": "result.job().progress",
+    "ready": "result.job().state",
+    "return_value": "result.wait(timeout)",
+    "revoke": "Queue(result.queue).cancel(result.id)",
+    "state": "result.job().state",
+    "successful": "result.job().state",
+    "task_id": "result.id",
+    "traceback": "result.job().timeline",
+}
+"""Attributes of results in Celery, RQ, Huey and Dramatiq, and what to call here."""

@@ -8,9 +8,8 @@ from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 
 from djqueue.client import registry
-from djqueue.core.calls import is_call
 from djqueue.core.errors import SerializationError
-from djqueue.core.job import JobRecord
+from djqueue.core.job import JobRecord, is_call
 
 from . import redaction, rendering
 

@@ -6,7 +6,7 @@ from typing import Any
 from django.http import HttpRequest
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime
+from djqueue.core.units import to_datetime
 from djqueue.models import AuditEvent, Dashboard
 from djqueue.signals import dashboard_action
 

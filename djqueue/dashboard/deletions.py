@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from django.utils.translation import gettext as _
 
 from djqueue.client import get_storage
-from djqueue.core.durations import to_milliseconds
+from djqueue.core.units import to_milliseconds
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
 

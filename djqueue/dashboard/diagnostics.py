@@ -6,7 +6,7 @@ from functools import lru_cache
 from django.utils.translation import gettext
 from django.utils.translation import gettext_noop as _
 
-from djqueue.core.diagnostics import DiagnosticLine
+from djqueue.core.overview import DiagnosticLine
 
 WORDS = frozenset(
     {

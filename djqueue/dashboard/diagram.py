@@ -8,8 +8,8 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from djqueue.core.durations import to_datetime
 from djqueue.core.states import PENDING, TERMINAL, State
+from djqueue.core.units import to_datetime
 from djqueue.models import JobState
 
 from . import rendering, spans

@@ -7,7 +7,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
-from djqueue.core.graph import FlowGraph, FlowNode
+from djqueue.core.flow import FlowGraph, FlowNode
 from djqueue.core.states import State
 from djqueue.models import JobState
 

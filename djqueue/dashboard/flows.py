@@ -7,7 +7,7 @@ from typing import NamedTuple
 from django.http import HttpRequest
 
 from djqueue.client import get_storage
-from djqueue.core.graph import FlowGraph, FlowNode
+from djqueue.core.flow import FlowGraph, FlowNode
 from djqueue.core.job import JobRecord
 from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, TERMINAL, State

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
-from djqueue.core.graph import FlowGraph
+from djqueue.core.flow import FlowGraph
 from djqueue.core.states import State
 
 T = TypeVar("T")

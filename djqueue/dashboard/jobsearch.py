@@ -14,9 +14,9 @@ from django.db.models import BinaryField, F, Func, IntegerField, Min, Q, QuerySe
 from django.db.models.functions import Left, Substr
 from django.db.models.lookups import GreaterThan
 
-from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.job import JobFailure, JobRecord
 from djqueue.core.states import State
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.models import Job
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.rows import unpack_options

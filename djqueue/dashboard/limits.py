@@ -10,11 +10,8 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.conf import RATE_UNITS, get_settings
-from djqueue.core.groups import GroupOverview
-from djqueue.core.limiter import Rate
-from djqueue.core.overview import GroupsOverview, QueueOverview
-from djqueue.core.queue import GLOBAL, KEYED
-from djqueue.core.sharing import LimiterState
+from djqueue.core.overview import GroupOverview, GroupsOverview, LimiterState, QueueOverview
+from djqueue.core.policies import GLOBAL, KEYED, Rate
 
 from . import queries, rights
 from .snapshot import snapshots

@@ -22,10 +22,10 @@ from django.template.loader import render_to_string
 from django.template.response import SimpleTemplateResponse
 from django.utils.translation import gettext as _
 
-from djqueue.core.breaker import CircuitBreaker
-from djqueue.core.durations import to_datetime
+from djqueue.core.deadlines import CircuitBreaker
 from djqueue.core.errors import DjqueueError
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
+from djqueue.core.units import to_datetime
 
 from .watchdog import postgresql_connections, watchdog
 

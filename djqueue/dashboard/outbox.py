@@ -4,8 +4,8 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.diagnostics import OK, WARN, DiagnosticLine
-from djqueue.core.durations import to_milliseconds
+from djqueue.core.overview import OK, WARN, DiagnosticLine
+from djqueue.core.units import to_milliseconds
 from djqueue.models import OutboxJob
 
 from . import spans

@@ -10,12 +10,10 @@ from django.http import HttpRequest
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import COUNTS, NO_TIMES, Bucket, Histogram
 from djqueue.core.overview import QueueOverview
-from djqueue.core.serving import is_silent, served, silent_from
 from djqueue.core.states import State
-from djqueue.core.unhandled import Unhandled, unhandled
+from djqueue.core.workers import Unhandled, WorkerInfo, is_silent, served, silent_from, unhandled
 
 from . import freshness, rights
 from .forecast import EMPTY, STEADY, Forecast, Samples, forecast, sampled

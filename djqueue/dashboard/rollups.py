@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from django.db import Error, transaction
 from django.db.models import Max, Sum
 
-from djqueue.core.durations import to_datetime, to_milliseconds
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.storage import sparktables
 
 from .snapshot import snapshots

@@ -12,9 +12,9 @@ from django.utils.translation import ngettext
 
 from djqueue.client import get_storage, registry
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import DjqueueError, OptionError
 from djqueue.core.states import LIVE, State
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.models import CronJob, JobState, ScheduleSource
 from djqueue.operations.agenda import next_runs
 from djqueue.operations.cron import job_id, options_of

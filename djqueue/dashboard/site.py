@@ -26,9 +26,9 @@ from django.utils.translation import gettext as _
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.deadline import within
-from djqueue.core.durations import to_datetime
+from djqueue.core.deadlines import within
 from djqueue.core.errors import DjqueueError, OptionError, StorageError
+from djqueue.core.units import to_datetime
 
 from . import audit, freshness, inputs, rendering, rights
 from .pages import DashboardPage

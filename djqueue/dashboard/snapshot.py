@@ -11,7 +11,7 @@ from django.core.signals import setting_changed
 from django.db import connections
 
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
-from djqueue.core.deadline import remaining, within
+from djqueue.core.deadlines import remaining, within
 from djqueue.core.errors import StorageError, StorageUnavailableError
 
 from .watchdog import watchdog

@@ -9,9 +9,8 @@ from django.http import HttpRequest
 from django.urls import reverse
 
 from djqueue.client import get_storage
-from djqueue.core.options import check_text
-from djqueue.core.subjects import parts_of
-from djqueue.core.summaries import JobSummaryPage
+from djqueue.core.options import check_text, parts_of
+from djqueue.core.pages import JobSummaryPage
 
 from . import rights
 

@@ -6,8 +6,8 @@ from django.db.models import Q
 from django.http import HttpRequest
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime
 from djqueue.core.job import JobRecord
+from djqueue.core.units import to_datetime
 from djqueue.models import PayloadVersion
 
 from . import tables

@@ -15,7 +15,7 @@ from typing import Any
 from django.db import connections
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.forks import after_fork
+from djqueue.core.threads import after_fork
 
 ACTIVE = 1
 """Transaction status of libpq: a query was sent and its result has not arrived."""

@@ -7,8 +7,7 @@ from typing import NamedTuple
 from django.http import HttpRequest
 
 from djqueue.conf import get_settings
-from djqueue.core.job import ProcessInfo, RunningJob, WorkerInfo
-from djqueue.core.workercontrol import STOPPING
+from djqueue.core.workers import STOPPING, ProcessInfo, RunningJob, WorkerInfo
 
 from . import queries, rights
 from .snapshot import CachedRead

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from djqueue.core.errors import OptionError
-from djqueue.core.sizes import parse_size
+from djqueue.core.units import parse_size
 from djqueue.management.processes import process_count
 from djqueue.runtime.exits import MISUSED
 

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime, to_milliseconds
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.fields import NAME_LENGTH, MillisecondsField
 
 if TYPE_CHECKING:

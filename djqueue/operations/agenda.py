@@ -7,9 +7,9 @@ from itertools import islice
 from djqueue.client import registry
 from djqueue.client.declared import declared
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import DjqueueError, OptionError
 from djqueue.core.suggest import nearest
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.models import CronJob
 from djqueue.schedules.zones import parse_timezone
 

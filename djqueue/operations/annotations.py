@@ -6,10 +6,10 @@ from django.db import Error
 
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import OptionError
+from djqueue.core.messages import in_one_line
 from djqueue.core.options import check_text
-from djqueue.core.shown import in_one_line
+from djqueue.core.units import to_datetime
 from djqueue.models import Annotation
 from djqueue.storage.base import Storage
 

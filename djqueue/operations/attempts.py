@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from djqueue.core.durations import to_milliseconds
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.states import State
+from djqueue.core.units import to_milliseconds
 from djqueue.models import CronJob
 from djqueue.schedules import Schedule
 

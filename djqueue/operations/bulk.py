@@ -17,10 +17,10 @@ from django.db.models import Q, QuerySet
 
 from djqueue.client.deadletters import DeadLetterFilter, read_filter
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
-from djqueue.core.deadline import remaining
-from djqueue.core.durations import to_datetime, to_milliseconds
+from djqueue.core.deadlines import remaining
 from djqueue.core.errors import OptionError
 from djqueue.core.states import State
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.storage.base import Storage
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from django.db import Error, router
 
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
 from djqueue.models import BulkOperation
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.dberrors import raise_named

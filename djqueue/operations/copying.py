@@ -8,7 +8,7 @@ from django.db import DataError
 
 from djqueue.core.clock import Clock
 from djqueue.core.errors import SerializationError
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 

@@ -8,8 +8,8 @@ from django.db.models import Q
 
 from djqueue.client import registry
 from djqueue.client.declared import Declared, declared
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import DjqueueError
+from djqueue.core.units import to_datetime
 from djqueue.models import CronJob, ScheduleSource
 
 logger = logging.getLogger("djqueue.cron")

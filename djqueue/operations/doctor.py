@@ -16,10 +16,9 @@ from djqueue._version import __version__
 from djqueue.apps import TAG
 from djqueue.conf import HealthSettings, get_settings, is_wrong
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.diagnostics import BAD, OK, Finding
 from djqueue.core.errors import DjqueueError
-from djqueue.core.overview import QueueOverview
-from djqueue.core.shown import in_one_line, numbered
+from djqueue.core.messages import in_one_line, numbered
+from djqueue.core.overview import BAD, OK, Finding, QueueOverview
 from djqueue.core.states import PENDING
 
 from . import bounded

@@ -28,11 +28,11 @@ from django.db.models import F, Q, QuerySet
 from djqueue.client.announcing import announcer
 from djqueue.conf import get_settings
 from djqueue.core.clock import Clock
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import DjqueueError, StorageUnavailableError
 from djqueue.core.job import Batch, EnqueueResult, Incident
 from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, PENDING, State
+from djqueue.core.units import to_datetime
 from djqueue.middleware import layers_of
 from djqueue.models import CronJob
 from djqueue.schedules.plan import plan

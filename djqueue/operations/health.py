@@ -13,17 +13,14 @@ from django.db import router
 from djqueue import models
 from djqueue.client import get_storage
 from djqueue.conf import HealthSettings
-from djqueue.core.deadline import within
-from djqueue.core.diagnostics import Finding
+from djqueue.core.deadlines import within
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.explain import MEANINGS
-from djqueue.core.job import WorkerInfo
+from djqueue.core.messages import in_one_line, numbered
 from djqueue.core.metrics import MINUTE
-from djqueue.core.overview import Overview, QueueOverview
-from djqueue.core.serving import claiming, unserved
-from djqueue.core.shown import in_one_line, numbered
+from djqueue.core.overview import Finding, Overview, QueueOverview
 from djqueue.core.states import State
-from djqueue.core.unhandled import unhandled
+from djqueue.core.workers import WorkerInfo, claiming, unhandled, unserved
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.leaderlease import NAME as MIRROR_LEASE
 from djqueue.storage.tables.staleleases import stale_holder

@@ -10,10 +10,10 @@ from django.db import Error
 
 from djqueue.conf import HealthSettings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.deadline import within
-from djqueue.core.diagnostics import Finding
+from djqueue.core.deadlines import within
 from djqueue.core.errors import DjqueueError
-from djqueue.core.forks import after_fork
+from djqueue.core.overview import Finding
+from djqueue.core.threads import after_fork
 
 from . import bounded, health
 from .health import STORAGE, Check, HealthFacts

@@ -10,7 +10,7 @@ from django.db import Error, connections
 
 from djqueue.core.clock import Clock
 from djqueue.core.errors import ConfigurationError, DjqueueError, StorageError
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.tables.leaderlease import LeaderLease, LeaderLeaseLostError

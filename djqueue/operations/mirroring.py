@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from django.db import router
 
 from djqueue import models
-from djqueue.core.beside import beside
+from djqueue.core.threads import beside
 from djqueue.storage.base import Storage
 
 from .mirror import Mirror

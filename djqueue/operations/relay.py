@@ -11,13 +11,13 @@ from typing import Any
 from django.db import Error, connections, router, transaction
 from django.db.models import QuerySet
 
-from djqueue.core.beside import beside
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
-from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Batch
+from djqueue.core.messages import in_one_line
 from djqueue.core.options import JobKey
-from djqueue.core.shown import in_one_line
+from djqueue.core.threads import beside
+from djqueue.core.units import to_milliseconds
 from djqueue.models import OutboxJob
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.rows import unpack_options

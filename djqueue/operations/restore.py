@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import OptionError
-from djqueue.core.groups import NO_LIMIT, GroupLimit, GroupWords
 from djqueue.core.job import Batch
-from djqueue.core.limiter import Rate
 from djqueue.core.options import JobKey, JobOptions
+from djqueue.core.policies import NO_LIMIT, GroupLimit, GroupWords, Rate
 from djqueue.core.states import REUSABLE, State
 
 from .mirror import Mirror

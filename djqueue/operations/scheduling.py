@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from django.db import Error, router
 
 from djqueue.core.errors import DjqueueError
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
 from djqueue.models import CronJob
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.dberrors import raise_named

@@ -9,12 +9,13 @@ from django.db.models import Count, Max, Min, Model, Q, QuerySet
 
 from djqueue import models
 from djqueue.codecs import encode
-from djqueue.core.durations import to_datetime
 from djqueue.core.enginejob import EngineJob
-from djqueue.core.groups import GroupLimit
-from djqueue.core.job import DeadLetterRecord, JobRecord, WorkerInfo
+from djqueue.core.job import DeadLetterRecord, JobRecord
 from djqueue.core.options import MSGPACK, JobKey, JobOptions
+from djqueue.core.policies import GroupLimit
 from djqueue.core.states import LIVE, TERMINAL, State
+from djqueue.core.units import to_datetime
+from djqueue.core.workers import WorkerInfo
 from djqueue.storage.tables import rows, workerrows
 from djqueue.storage.tables.dialects import Dialect, dialect_for
 from djqueue.storage.tables.groups import GROUP_STATE, QUEUE_STATE, row_of

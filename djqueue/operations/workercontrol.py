@@ -5,11 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import StorageError
-from djqueue.core.job import ProcessInfo, WorkerInfo
-from djqueue.core.shown import numbered
-from djqueue.core.workercontrol import DUMP, NOT_FOUND, STOPPING
+from djqueue.core.messages import numbered
+from djqueue.core.units import to_datetime
+from djqueue.core.workers import DUMP, NOT_FOUND, STOPPING, ProcessInfo, WorkerInfo
 from djqueue.storage.base import Storage
 
 NO_WORKERS = "No live workers."

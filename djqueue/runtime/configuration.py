@@ -10,9 +10,9 @@ from typing import Any
 
 from djqueue.client.envelope import check_queue
 from djqueue.conf import Settings
-from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.options import MAX_NAME, check_text
+from djqueue.core.units import milliseconds
 
 Seconds = float | timedelta
 

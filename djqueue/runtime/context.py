@@ -4,10 +4,10 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import JobCancelledError
 from djqueue.core.headers import Headers
 from djqueue.core.options import JobOptions
+from djqueue.core.units import to_datetime
 
 from .dependencies import Child
 from .handlers import call_arguments

@@ -7,8 +7,8 @@ from typing import Any
 from django.dispatch import Signal
 
 from djqueue.client import registry
-from djqueue.core.breaker import Outage
 from djqueue.core.clock import Clock
+from djqueue.core.deadlines import Outage
 from djqueue.core.job import (
     Batch,
     ClaimRequest,
@@ -19,8 +19,8 @@ from djqueue.core.job import (
     Outcome,
     ProgressReport,
     Renewal,
+    Swept,
 )
-from djqueue.core.maintenance import Swept
 from djqueue.storage.base import P, Storage, T
 from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.facets import Unsubscribe

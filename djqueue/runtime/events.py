@@ -9,7 +9,7 @@ from django.dispatch import Signal
 from djqueue.client.announcing import announcer
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.job import Claimed, Outcome
-from djqueue.core.unhandled import Unhandled
+from djqueue.core.workers import Unhandled
 from djqueue.signals import (
     job_cancelled,
     job_completed,

@@ -11,9 +11,9 @@ from djqueue.client import JobType, registry
 from djqueue.client.batches import BatchRule
 from djqueue.client.generating import is_async_generator, is_generator
 from djqueue.core.backoff import BackoffFunction
-from djqueue.core.calls import is_call
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.executors import NO_LIMITS
+from djqueue.core.job import is_call
 from djqueue.core.options import check_text
 from djqueue.core.permissions import Permissions
 

@@ -13,8 +13,7 @@ from platform import python_version
 from typing import TYPE_CHECKING
 
 from djqueue._version import __version__
-from djqueue.core.job import RunningJob, WorkerInfo
-from djqueue.core.workercontrol import DUMP, QUIET, RESUME, STOP
+from djqueue.core.workers import DUMP, QUIET, RESUME, STOP, RunningJob, WorkerInfo
 
 from .leasekeeper import seconds_between_looks
 from .loops import Periodic

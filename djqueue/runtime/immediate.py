@@ -27,11 +27,9 @@ from djqueue.conf import has_django
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.engine import DEFAULT_POLICY, EngineEvents
 from djqueue.core.errors import JobFailedError
-from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Finished, Outcome
-from djqueue.core.maintenance import Swept
+from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Finished, Outcome, Swept
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.policies import LimiterPolicy, QueuePolicy
 from djqueue.storage.base import EventHandler, P, T, Unsubscribe
 from djqueue.storage.memory import MemoryStorage
 

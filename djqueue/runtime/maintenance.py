@@ -5,7 +5,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from djqueue.core.unhandled import unhandled
+from djqueue.core.workers import unhandled
 from djqueue.storage.base import Storage
 from djqueue.storage.chores import chores_of
 

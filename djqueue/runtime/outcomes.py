@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from random import Random
 
-from djqueue.core.durations import milliseconds
 from djqueue.core.errors import Discard, JobTimeoutError, Retry, Snooze, UnrecoverableError
 from djqueue.core.job import Claimed, Outcome
+from djqueue.core.units import milliseconds
 
 from .handlers import Handler
 from .stopping import Stop

@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from djqueue.core.job import JobFailure
-from djqueue.core.workercontrol import MAX_DUMP
+from djqueue.core.workers import MAX_DUMP
 
 MAX_MESSAGE = 10_000
 """Maximum of characters of a message."""

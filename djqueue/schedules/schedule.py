@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from djqueue.core.durations import LONGEST
 from djqueue.core.errors import OptionError
+from djqueue.core.units import LONGEST
 
 from .blackouts import blackout_begin, blackout_end, parse_blackouts
 from .lines import next_run, read_line

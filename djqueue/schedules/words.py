@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from djqueue.core.durations import instant, milliseconds
 from djqueue.core.errors import OptionError
 from djqueue.core.suggest import FOREIGN_TIMES, nearest
+from djqueue.core.units import instant, milliseconds
 
 from .schedule import Schedule
 

@@ -9,7 +9,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import QueueFullError
 from djqueue.core.flow import Substitutes
 from djqueue.core.job import Batch, EnqueueResult, Event
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 
 from .facets import EventHandler, Events
 

@@ -30,7 +30,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ParamSpec, TypeVar
 
-from djqueue.core.breaker import Outage
+from djqueue.core.deadlines import Outage
 from djqueue.core.job import (
     Batch,
     ClaimRequest,
@@ -43,8 +43,8 @@ from djqueue.core.job import (
     Outcome,
     ProgressReport,
     Renewal,
+    Swept,
 )
-from djqueue.core.maintenance import Swept
 
 from .capabilities import Capabilities
 from .facets import EventHandler as EventHandler

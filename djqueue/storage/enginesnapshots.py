@@ -6,16 +6,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from djqueue.core.collector import gc_paused
 from djqueue.core.engine import Engine
 from djqueue.core.engine.context import EngineContext
-from djqueue.core.engine.replacing import EngineReplacement, all_jobs
+from djqueue.core.engine.groups import GROUP_WAITING
+from djqueue.core.engine.persistence import EngineReplacement, all_jobs
+from djqueue.core.engine.queue import JobQueue
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import SnapshotTargetError
-from djqueue.core.groups import GROUP_WAITING, NO_LIMIT
 from djqueue.core.job import DeadLetterRecord
-from djqueue.core.queue import JobQueue
+from djqueue.core.policies import NO_LIMIT
 from djqueue.core.states import LIVE, PENDING, State
+from djqueue.core.threads import gc_paused
 
 from . import snapshots
 from .snapshotchecks import check_part

@@ -9,12 +9,12 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Protocol, Unpack
 
-from djqueue.core.groups import GroupLimit, GroupWords
-from djqueue.core.job import CancelResult, Event, WorkerDump, WorkerInfo
-from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
+from djqueue.core.job import CancelResult, Event
 from djqueue.core.metrics import RunStats
-from djqueue.core.sharing import LimiterState
+from djqueue.core.overview import LimiterState
+from djqueue.core.policies import UNSET, GroupLimit, GroupWords, SetConcurrency, SetRate
 from djqueue.core.states import State
+from djqueue.core.workers import WorkerDump, WorkerInfo
 
 EventHandler = Callable[[Event], None]
 Unsubscribe = Callable[[], None]

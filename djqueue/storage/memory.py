@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
-from djqueue.core.diagnostics import Diagnostics
 from djqueue.core.engine import DEFAULT_POLICY, Engine, EngineReads
+from djqueue.core.engine.metricstore import MetricStore
 from djqueue.core.job import (
     Batch,
     ClaimRequest,
@@ -16,12 +16,11 @@ from djqueue.core.job import (
     Outcome,
     ProgressReport,
     Renewal,
+    Swept,
 )
-from djqueue.core.maintenance import Swept
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
-from djqueue.core.metricstore import MetricStore
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.overview import Diagnostics
+from djqueue.core.policies import LimiterPolicy, QueuePolicy
 
 from . import backpressure
 from .base import P, Storage, T

@@ -15,8 +15,8 @@ from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.messages import in_one_line
 from djqueue.core.options import JobOptions
-from djqueue.core.shown import in_one_line
 
 from .capabilities import TransactionalEnqueue
 

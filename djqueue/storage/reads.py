@@ -7,15 +7,13 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
-from djqueue.core.diagnostics import Diagnostics, Finding
 from djqueue.core.explain import Explanation
-from djqueue.core.graph import MAX_FLOW_JOBS, FlowGraph
+from djqueue.core.flow import MAX_FLOW_JOBS, FlowGraph
 from djqueue.core.job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
 from djqueue.core.metrics import Bucket
-from djqueue.core.overview import GroupsOverview, Overview
-from djqueue.core.pages import JobPage
+from djqueue.core.overview import Diagnostics, Finding, GroupsOverview, Overview
+from djqueue.core.pages import JobPage, JobSummaryPage
 from djqueue.core.states import State
-from djqueue.core.summaries import JobSummaryPage
 
 
 class Reads(Protocol):
@@ -143,7 +141,7 @@ class Reads(Protocol):
 
     @abstractmethod
     def group_modes(self, queues: Sequence[str]) -> dict[str, str]:
-        """Return the group mode of each queue, one of `core.queue.GROUP_MODES`, in one call for all."""
+        """Return the group mode of each queue, one of `core.policies.GROUP_MODES`, in one call for all."""
 
     @abstractmethod
     def series(

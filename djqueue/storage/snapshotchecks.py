@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from djqueue.core.backoff import Backoff, parse_backoff
-from djqueue.core.durations import LONGEST
 from djqueue.core.errors import OptionError
+from djqueue.core.messages import shown
 from djqueue.core.options import MAX_INTEGER, ON_DEPENDENCY_FAILURE, ON_DUPLICATE, check_text
-from djqueue.core.shown import shown
 from djqueue.core.states import State
+from djqueue.core.units import LONGEST
 
 from .snapshots import DEAD, FORMAT, JOB, KINDS, LIMITER, QUEUE, SCHEDULE, Part
 

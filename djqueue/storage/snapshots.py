@@ -35,17 +35,14 @@ from contextlib import AbstractContextManager, contextmanager
 from random import Random
 from typing import Any, NamedTuple, Protocol
 
-from djqueue.core.deadletters import letter_of
-from djqueue.core.enginejob import EngineJob, ItemStream
+from djqueue.core.enginejob import EngineJob, ItemStream, interrupt, letter_of, supersede, superseded
 from djqueue.core.errors import OptionError, SnapshotTargetError
-from djqueue.core.groups import NO_LIMIT, GroupLimit
-from djqueue.core.interrupted import interrupt, supersede, superseded
-from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure, WorkerInfo
-from djqueue.core.limiter import Rate
+from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure
+from djqueue.core.messages import numbered
 from djqueue.core.options import JobKey, JobOptions
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.shown import numbered
+from djqueue.core.policies import NO_LIMIT, GroupLimit, QueuePolicy, Rate
 from djqueue.core.states import PENDING, State
+from djqueue.core.workers import WorkerInfo
 
 FORMAT = 1
 """Version of the records that this version of djqueue reads and writes."""

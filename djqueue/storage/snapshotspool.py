@@ -16,7 +16,7 @@ from djqueue.codecs import MSGPACK, decode, encode
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.job import DeadLetterRecord
 from djqueue.core.options import JobKey
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import PENDING, State
 
 from . import snapshots

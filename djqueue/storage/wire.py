@@ -16,20 +16,27 @@ import msgpack
 
 from djqueue.codecs import MSGPACK, decode, encode
 from djqueue.core import job as records
-from djqueue.core.diagnostics import DiagnosticLine, Diagnostics, Finding
 from djqueue.core.errors import SerializationError
 from djqueue.core.explain import BlockingJob, Dependency, Explanation
-from djqueue.core.graph import FlowEdge, FlowGraph, FlowNode
-from djqueue.core.groups import GroupLimit, GroupOverview
-from djqueue.core.limiter import UNSET, Rate
-from djqueue.core.maintenance import Swept
+from djqueue.core.flow import FlowEdge, FlowGraph, FlowNode
+from djqueue.core.job import Swept
 from djqueue.core.metrics import Bucket, Histogram, RunStats
 from djqueue.core.options import JobOptions
-from djqueue.core.overview import GroupsOverview, Overview, QueueOverview, Totals
-from djqueue.core.pages import JobPage
-from djqueue.core.sharing import LimiterState
+from djqueue.core.overview import (
+    DiagnosticLine,
+    Diagnostics,
+    Finding,
+    GroupOverview,
+    GroupsOverview,
+    LimiterState,
+    Overview,
+    QueueOverview,
+    Totals,
+)
+from djqueue.core.pages import JobPage, JobSummary, JobSummaryPage
+from djqueue.core.policies import UNSET, GroupLimit, Rate
 from djqueue.core.states import State
-from djqueue.core.summaries import JobSummary, JobSummaryPage
+from djqueue.core.workers import ProcessInfo, RunningJob, WorkerDump, WorkerInfo
 
 from .scan import has_more_values
 
@@ -58,7 +65,7 @@ RECORDS: tuple[type, ...] = (
     records.Event,
     records.DeadLetterRecord,
     records.CancelResult,
-    records.WorkerInfo,
+    WorkerInfo,
     records.JobRecord,
     records.JobFailure,
     records.AttemptRecord,
@@ -83,14 +90,14 @@ RECORDS: tuple[type, ...] = (
     Diagnostics,
     JobSummary,
     JobSummaryPage,
-    records.RunningJob,
-    records.WorkerDump,
+    RunningJob,
+    WorkerDump,
     GroupOverview,
     GroupsOverview,
     FlowNode,
     FlowEdge,
     FlowGraph,
-    records.ProcessInfo,
+    ProcessInfo,
     Finding,
 )
 """Named tuples; one's place here is its code on the wire, so new ones go to the end."""

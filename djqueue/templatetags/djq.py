@@ -14,11 +14,11 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
-from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.job import AttemptRecord, JobFailure, JobRecord
-from djqueue.core.limiter import Rate
 from djqueue.core.metrics import BOUNDS, Bucket, Histogram
+from djqueue.core.policies import Rate
 from djqueue.core.states import State
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import arguments as job_arguments
 from djqueue.dashboard import deletions, drawing, limits, rendering, spans, tracebacks
 from djqueue.dashboard.annotations import ChartAnnotation

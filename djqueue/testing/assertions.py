@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from djqueue.client import JobType, get_storage
 from djqueue.client.info import JobInfo
-from djqueue.core.calls import is_call
+from djqueue.core.job import is_call
 from djqueue.core.states import PENDING
 
 PAGE = 1_000

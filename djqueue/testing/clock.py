@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import milliseconds, to_datetime, to_milliseconds
+from djqueue.core.units import milliseconds, to_datetime, to_milliseconds
 
 
 class FakeClock:

@@ -7,7 +7,7 @@ from django.conf import settings
 from django.test import override_settings
 
 from djqueue.client import get_storage
-from djqueue.core.durations import to_milliseconds
+from djqueue.core.units import to_milliseconds
 from djqueue.models import CronJob
 from djqueue.operations.firing import Firing
 from djqueue.operations.scheduling import alias_of

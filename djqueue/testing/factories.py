@@ -21,10 +21,10 @@ from djqueue.core.job import (
     Lease,
     Outcome,
     ProgressReport,
-    WorkerInfo,
 )
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
+from djqueue.core.workers import WorkerInfo
 from djqueue.storage.base import Storage
 
 QUEUE = "default"

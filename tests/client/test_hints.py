@@ -8,8 +8,8 @@ import pytest
 from djqueue import Queue, flow, job
 from djqueue.client import hints, registry
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.job import WorkerInfo
 from djqueue.core.suggest import similar
+from djqueue.core.workers import WorkerInfo
 
 
 def send(order_id):

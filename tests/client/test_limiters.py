@@ -4,7 +4,7 @@ import pytest
 
 from djqueue import Limiter, LimiterState, Queue
 from djqueue.core.errors import ConfigurationError, OptionError
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import Rate
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.factories import request
 

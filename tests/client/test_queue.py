@@ -22,9 +22,8 @@ from djqueue.client.queuecontrols import EVENTS
 from djqueue.codecs import encode
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import ConfigurationError
-from djqueue.core.groups import GroupLimit
 from djqueue.core.job import JobFailure
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import GroupLimit, Rate
 from djqueue.core.states import TRANSITIONS
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock

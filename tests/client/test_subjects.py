@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djqueue import OptionError, Queue, flow, job
-from djqueue.core.options import EnqueueOptions, JobOptions, check_text, parse_options
-from djqueue.core.subjects import parts_of
+from djqueue.core.options import EnqueueOptions, JobOptions, check_text, parse_options, parts_of
 from djqueue.storage.redis import records
 from djqueue.storage.tables.rows import pack_options, unpack_options
 

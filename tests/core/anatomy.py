@@ -3,12 +3,11 @@
 from collections import Counter
 
 from djqueue.core.engine import Engine
-from djqueue.core.enginejob import EngineJob
-from djqueue.core.groups import GROUP_WAITING
-from djqueue.core.queue import JobQueue
-from djqueue.core.sizes import size_of
+from djqueue.core.engine.groups import GROUP_WAITING
+from djqueue.core.engine.queue import JobQueue
+from djqueue.core.enginejob import EngineJob, size_of
+from djqueue.core.policies import PREDECESSOR
 from djqueue.core.states import LIVE, State
-from djqueue.core.unique import PREDECESSOR
 
 
 def check_engine(engine: Engine) -> None:

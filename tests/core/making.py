@@ -13,10 +13,10 @@ from djqueue.core.job import (
     Event,
     JobFailure,
     Outcome,
+    Swept,
 )
-from djqueue.core.maintenance import Swept
 from djqueue.core.options import JobOptions
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.testing.clock import FakeClock
 

@@ -3,11 +3,10 @@
 import pytest
 
 from djqueue.core.engine import Engine, sweeper
-from djqueue.core.engine.finisher import Settlement
+from djqueue.core.engine.settlement import Settlement
 from djqueue.core.job import Batch, ClaimRequest, Outcome
 from djqueue.core.options import JobOptions
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
+from djqueue.core.policies import Keep, KeepOfJob, KeepResults, QueuePolicy, Retention
 from djqueue.core.states import State
 from djqueue.testing.clock import FakeClock
 from tests.core.anatomy import check_engine

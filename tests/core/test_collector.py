@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from djqueue.core.collector import MANY, gc_paused
+from djqueue.core.threads import MANY, gc_paused
 
 
 @pytest.fixture(autouse=True)

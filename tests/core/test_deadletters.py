@@ -4,10 +4,11 @@ from collections import OrderedDict
 from random import Random
 
 from djqueue.core.backoff import Backoff
-from djqueue.core.deadletters import DeadLetterPolicy, DeadLetters
+from djqueue.core.engine.deadletters import DeadLetters
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.job import JobFailure
 from djqueue.core.options import DAY, JobOptions
+from djqueue.core.policies import DeadLetterPolicy
 from djqueue.core.states import State
 
 

@@ -5,8 +5,7 @@ from threading import Thread
 
 import pytest
 
-from djqueue.core.breaker import FIRST_PAUSE, LONGEST_PAUSE, CircuitBreaker
-from djqueue.core.deadline import remaining, within
+from djqueue.core.deadlines import FIRST_PAUSE, LONGEST_PAUSE, CircuitBreaker, remaining, within
 from djqueue.testing.clock import FakeClock
 
 

@@ -1,6 +1,6 @@
 """The reverse index of dependencies."""
 
-from djqueue.core.dependencies import DependencyTracker
+from djqueue.core.engine.indexes import DependencyTracker
 from tests.core.making import make_job
 
 A, B = ("q", "a"), ("q", "b")

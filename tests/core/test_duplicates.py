@@ -3,7 +3,7 @@
 import pytest
 
 from djqueue.core.options import ON_DUPLICATE
-from djqueue.core.unique import Succession, succession
+from djqueue.core.policies import Succession, succession
 
 
 @pytest.mark.parametrize("on_duplicate", ON_DUPLICATE)

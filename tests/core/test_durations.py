@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djqueue.core.durations import LONGEST, instant, milliseconds, to_datetime, to_milliseconds
 from djqueue.core.errors import OptionError
+from djqueue.core.units import LONGEST, instant, milliseconds, to_datetime, to_milliseconds
 
 
 @given(st.integers(0, LONGEST))

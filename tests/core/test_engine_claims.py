@@ -4,8 +4,8 @@ import pytest
 
 from djqueue.core.errors import OptionError
 from djqueue.core.job import Batch, ClaimRequest, Outcome, ProgressReport
-from djqueue.core.limiter import Rate
 from djqueue.core.options import DEFAULT_OPTIONS
+from djqueue.core.policies import Rate
 from djqueue.core.states import State
 from tests.core.anatomy import check_empty, check_engine
 from tests.core.making import ERROR, Bench

@@ -1,8 +1,8 @@
 """Dead letters in the engine: eviction, expiry, retries and results."""
 
-from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.engine import sweeper
 from djqueue.core.options import DAY
+from djqueue.core.policies import DeadLetterPolicy
 from djqueue.core.states import State
 from tests.core.anatomy import check_empty, check_engine
 from tests.core.making import ERROR, Bench

@@ -2,8 +2,8 @@
 
 import pytest
 
-from djqueue.core.deadletters import DeadLetterPolicy
-from djqueue.core.engine.finisher import Settlement
+from djqueue.core.engine.settlement import Settlement
+from djqueue.core.policies import DeadLetterPolicy
 from djqueue.core.states import State
 from tests.core.anatomy import check_empty, check_engine
 from tests.core.making import Bench

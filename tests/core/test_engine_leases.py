@@ -2,9 +2,10 @@
 
 import pytest
 
-from djqueue.core.job import DEAD_LETTER_REASONS, Lease, ProgressReport, WorkerInfo
-from djqueue.core.queue import ProcessingShard
+from djqueue.core.engine.shard import ProcessingShard
+from djqueue.core.job import DEAD_LETTER_REASONS, Lease, ProgressReport
 from djqueue.core.states import State
+from djqueue.core.workers import WorkerInfo
 from tests.core.anatomy import check_engine
 from tests.core.making import ERROR, Bench
 

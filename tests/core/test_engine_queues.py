@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from djqueue.core.errors import StorageError
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import Rate
 from djqueue.core.states import State
 from tests.core.anatomy import check_empty, check_engine
 from tests.core.making import Bench

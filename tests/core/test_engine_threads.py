@@ -8,12 +8,11 @@ from threading import Event, Lock, Thread
 import pytest
 
 from djqueue.core.engine import Engine
+from djqueue.core.engine.shard import Shard
 from djqueue.core.errors import OptionError
 from djqueue.core.job import Batch, ClaimRequest, Lease, Outcome
 from djqueue.core.options import JobOptions
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.shard import Shard
-from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.policies import LimiterPolicy, QueuePolicy
 from djqueue.core.states import LIVE, TERMINAL, State
 from tests.core.anatomy import check_empty, check_engine
 from tests.support import PATIENCE

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.finished import FinishedJobs
-from djqueue.core.retention import Keep, Retention
+from djqueue.core.engine.finished import FinishedJobs
+from djqueue.core.policies import Keep, Retention
 from djqueue.core.states import State
 from tests.core.making import make_job
 

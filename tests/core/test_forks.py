@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from djqueue.core import forks
+from djqueue.core import threads
 from djqueue.core.ids import IdSource
 from tests.support import PATIENCE
 
@@ -16,7 +16,7 @@ from tests.support import PATIENCE
 class Counted:
     def __init__(self) -> None:
         self.resets = 0
-        forks.after_fork(self.reset)
+        threads.after_fork(self.reset)
 
     def reset(self) -> None:
         self.resets += 1
@@ -49,22 +49,22 @@ def test_forked_child_resets_live_objects():
 
 def test_fork_registry_keeps_no_object_alive():
     gc.collect()
-    before = forks.registered()
+    before = threads.registered()
     made = [Counted() for _ in range(100)] + [IdSource() for _ in range(100)]
     alive = [weakref.ref(one) for one in made]
-    assert forks.registered() == before + 200
+    assert threads.registered() == before + 200
 
     made.clear()
     gc.collect()
 
     assert [one for one in alive if one() is not None] == []
-    assert forks.registered() == before
+    assert threads.registered() == before
 
 
 BUSY = """
 import os
 import threading
-from djqueue.core.forks import fork_lock
+from djqueue.core.threads import fork_lock
 
 lock, begun, inside = fork_lock(), threading.Event(), []
 
@@ -103,9 +103,9 @@ STUCK = """
 import os
 import threading
 import time
-from djqueue.core import forks
+from djqueue.core import threads
 
-lock, begun = forks.fork_lock(), threading.Event()
+lock, begun = threads.fork_lock(), threading.Event()
 
 def work():
     with lock:
@@ -114,9 +114,9 @@ def work():
 
 threading.Thread(target=work).start()
 begun.wait()
-forks.FORK_WAIT = 0.01
+threads.FORK_WAIT = 0.01
 if (child := os.fork()) == 0:
-    forks.FORK_WAIT, began = 3, time.monotonic()
+    threads.FORK_WAIT, began = 3, time.monotonic()
     if (grandchild := os.fork()) == 0:
         os._exit(0)
     os.waitpid(grandchild, 0)

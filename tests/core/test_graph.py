@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djqueue.core.graph import FlowNode, JobLink, explore, walked
+from djqueue.core.flow import FlowNode, JobLink, explore, walked
 from djqueue.core.states import State
 
 

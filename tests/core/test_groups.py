@@ -6,8 +6,8 @@ from math import ceil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.groups import GROUP_WAITING, GroupBuckets, GroupLimit, Groups, Times
-from djqueue.core.limiter import Rate
+from djqueue.core.engine.groups import GROUP_WAITING, GroupBuckets, Groups, Times
+from djqueue.core.policies import GroupLimit, Rate
 from djqueue.testing.clock import FakeClock
 from tests.core.making import make_job
 

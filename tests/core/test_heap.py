@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.joblists import COMPACT_ABOVE, COMPACT_FROM, PriorityQueue
+from djqueue.core.engine.joblists import COMPACT_ABOVE, COMPACT_FROM, PriorityQueue
 from tests.core.making import make_job
 
 steps = st.lists(

@@ -5,7 +5,8 @@ from fractions import Fraction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.limiter import QueueLimiter, Rate, TokenBucket
+from djqueue.core.engine.limiters import QueueLimiter, TokenBucket
+from djqueue.core.policies import Rate
 
 rates = st.builds(Rate, st.integers(1, 10**9), st.integers(1, 86_400_000))
 

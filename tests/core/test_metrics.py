@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from djqueue.core.engine.metricstore import MAX_BUCKETS, MetricStore
 from djqueue.core.errors import OptionError
 from djqueue.core.metrics import (
     BOUNDS,
@@ -20,7 +21,6 @@ from djqueue.core.metrics import (
     part_of,
     span_of,
 )
-from djqueue.core.metricstore import MAX_BUCKETS, MetricStore
 from djqueue.core.options import DAY
 
 TIMES = st.lists(st.integers(0, 400_000), max_size=50)
@@ -109,7 +109,7 @@ def test_store_drops_each_bucket_length_after_its_retention() -> None:
 
 
 def test_store_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("djqueue.core.metricstore.MAX_BUCKETS", 10)
+    monkeypatch.setattr("djqueue.core.engine.metricstore.MAX_BUCKETS", 10)
     store = MetricStore()
     for number in range(30):
         store.count(f"q{number}", [1], 0)

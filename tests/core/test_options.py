@@ -7,7 +7,6 @@ from decimal import Decimal
 import pytest
 
 from djqueue.core.backoff import Backoff
-from djqueue.core.durations import LONGEST
 from djqueue.core.errors import OptionError
 from djqueue.core.headers import NO_HEADERS, Headers
 from djqueue.core.job import EnqueueResult
@@ -22,6 +21,7 @@ from djqueue.core.options import (
     check_text,
     parse_options,
 )
+from djqueue.core.units import LONGEST
 
 NONE = EnqueueOptions()
 

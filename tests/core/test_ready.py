@@ -5,7 +5,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.joblists import Fifo, ReadyJobs
+from djqueue.core.engine.joblists import Fifo, ReadyJobs
 from tests.core.making import make_job
 
 NAMES = ("a", "b", "c")

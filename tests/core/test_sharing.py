@@ -6,11 +6,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from djqueue.core.engine import Engine
+from djqueue.core.engine.limiters import TURN, SharedLimiter
 from djqueue.core.job import Batch, ClaimRequest, Outcome
-from djqueue.core.limiter import Rate
 from djqueue.core.options import JobOptions
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.sharing import TURN, LimiterPolicy, SharedLimiter
+from djqueue.core.policies import LimiterPolicy, QueuePolicy, Rate
 from djqueue.core.states import State
 from djqueue.testing.clock import FakeClock
 

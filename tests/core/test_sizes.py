@@ -2,9 +2,10 @@
 
 import pytest
 
+from djqueue.core.enginejob import size_of, size_of_error
 from djqueue.core.errors import OptionError
 from djqueue.core.job import JobFailure
-from djqueue.core.sizes import LARGEST, parse_size, size_of, size_of_error
+from djqueue.core.units import LARGEST, parse_size
 from tests.core.making import make_job
 
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from djqueue.core.throttle import ThrottledLog
+from djqueue.core.messages import ThrottledLog
 
 
 def test_each_kind_is_logged_once_per_interval_with_a_suppressed_count(

@@ -2,9 +2,8 @@
 
 from djqueue.contrib.celery import names
 from djqueue.core.engine import Engine
-from djqueue.core.job import WorkerInfo
 from djqueue.core.overview import QueueOverview
-from djqueue.core.unhandled import RECORDS, unhandled
+from djqueue.core.workers import RECORDS, WorkerInfo, unhandled
 
 
 def queue(name, **names) -> QueueOverview:

@@ -1,6 +1,6 @@
 """A unique key belongs to one job until its owner ends or the key expires."""
 
-from djqueue.core.unique import UniqueKeys
+from djqueue.core.engine.indexes import UniqueKeys
 from tests.core.making import make_job
 
 

@@ -10,7 +10,7 @@ import pytest
 from django.db import OperationalError, connection, connections, transaction
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime
+from djqueue.core.units import to_datetime
 from djqueue.dashboard import payloadscan
 from djqueue.dashboard.argumentfilter import Argument
 from djqueue.models import Job, SchedulerLease

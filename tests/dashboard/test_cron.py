@@ -7,8 +7,8 @@ import pytest
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.states import State
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import schedules
 from djqueue.models import AuditEvent, CronJob, ScheduleSource
 from djqueue.operations.cron import job_id

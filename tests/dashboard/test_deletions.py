@@ -7,8 +7,9 @@ import pytest
 
 from djqueue import Queue
 from djqueue.client import get_storage
-from djqueue.core.job import ClaimRequest, WorkerInfo
+from djqueue.core.job import ClaimRequest
 from djqueue.core.states import State
+from djqueue.core.workers import WorkerInfo
 from djqueue.dashboard import rights
 from djqueue.models import AuditEvent, BulkOperation, BulkState
 from djqueue.operations.bulk import UNDO, Bulk

@@ -14,8 +14,9 @@ from django.utils import timezone
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.job import ProgressReport, WorkerInfo
-from djqueue.core.limiter import Rate
+from djqueue.core.job import ProgressReport
+from djqueue.core.policies import Rate
+from djqueue.core.workers import WorkerInfo
 from djqueue.dashboard import freshness, queries, rights, schedules
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import Annotation, BulkKind, CronJob

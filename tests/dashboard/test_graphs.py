@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.graph import FlowEdge, FlowGraph, FlowNode
+from djqueue.core.flow import FlowEdge, FlowGraph, FlowNode
 from djqueue.core.states import State
 from djqueue.dashboard import graphs
 

@@ -10,8 +10,8 @@ from django.utils import translation
 
 from djqueue import Queue
 from djqueue.client import get_storage
-from djqueue.core.diagnostics import DiagnosticLine
 from djqueue.core.job import ClaimRequest, JobFailure, Outcome
+from djqueue.core.overview import DiagnosticLine
 from djqueue.dashboard import crondescription, diagnostics, rendering, spans
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import CronJob

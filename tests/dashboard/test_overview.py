@@ -6,11 +6,11 @@ import pytest
 
 from djqueue import Queue
 from djqueue.client import get_storage
-from djqueue.core import serving
+from djqueue.core import workers
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.job import WorkerInfo
+from djqueue.core.units import to_datetime
+from djqueue.core.workers import WorkerInfo
 from djqueue.dashboard import queries, rights
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import CronJob
@@ -124,7 +124,7 @@ def test_late_schedules_are_listed(client, memory):
 def test_silent_workers_are_listed(client, memory, monkeypatch):
     board = queries._board()
     heard = WorkerInfo("w1", "host", 7, None, ("emails",), 4, board.at, board.at, 2)
-    quiet = heard._replace(id="w2", seen_at=board.at - serving.SILENT - 1, pid=8)
+    quiet = heard._replace(id="w2", seen_at=board.at - workers.SILENT - 1, pid=8)
     monkeypatch.setattr(queries, "_board", lambda: board._replace(workers=(heard, quiet)))
     response = shown(client)
     assert [one.pid for one in response.context["silent"]] == [8]
@@ -137,7 +137,7 @@ def test_silent_workers_of_hidden_queues_are_neither_listed_nor_counted(
 ):
     board = queries._board()
     silent = WorkerInfo(
-        "w1", "host", 7, ("secret",), ("emails",), 4, board.at, board.at - serving.SILENT - 1, 2
+        "w1", "host", 7, ("secret",), ("emails",), 4, board.at, board.at - workers.SILENT - 1, 2
     )
     monkeypatch.setattr(queries, "_board", lambda: board._replace(workers=(silent,)))
     assert health(client)["Silent workers"] == ("1", "bad")

@@ -5,9 +5,8 @@ from django.db import connection
 
 from djqueue import Limiter, Queue
 from djqueue.client import get_storage
-from djqueue.core.groups import GroupLimit
 from djqueue.core.job import ClaimRequest
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import GroupLimit, Rate
 from djqueue.dashboard import queries, rights
 from djqueue.dashboard.forecast import Forecast
 from djqueue.dashboard.snapshot import snapshots

@@ -5,7 +5,7 @@ import pytest
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.contrib.spark.models import Rollup
-from djqueue.core.durations import to_datetime
+from djqueue.core.units import to_datetime
 from djqueue.dashboard.rollups import HOUR, within
 from tests.dashboard.visiting import PAGES, address, logged_in, make_superuser
 

@@ -4,7 +4,7 @@ from threading import Barrier, Event, Thread
 
 import pytest
 
-from djqueue.core.deadline import remaining, within
+from djqueue.core.deadlines import remaining, within
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.dashboard.snapshot import FRESH, MAX_ENTRIES, SLOW, ReadCache
 from djqueue.testing.clock import FakeClock

@@ -10,8 +10,8 @@ from django.utils import timezone
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.states import State
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import rights
 from djqueue.models import AuditEvent
 from djqueue.testing.factories import JOB_IN

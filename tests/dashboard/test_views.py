@@ -10,8 +10,8 @@ import pytest
 from djqueue import Queue
 from djqueue.client import get_storage, job, registry
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.units import to_datetime
 from djqueue.dashboard import auditlog, keyset, rights
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState, OutboxJob

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from djqueue.client import get_storage
-from djqueue.core.job import ProcessInfo, RunningJob
-from djqueue.core.workercontrol import DUMP_TTL
+from djqueue.core.workers import DUMP_TTL, ProcessInfo, RunningJob
 from djqueue.dashboard import rights
 from djqueue.dashboard.snapshot import snapshots
 from djqueue.models import AuditEvent

@@ -35,12 +35,11 @@ from djqueue.contrib.spark.read_options import OPTIONS as READ_OPTIONS
 from djqueue.contrib.spark.tables import TABLES
 from djqueue.contrib.tasks import backend as task_backend
 from djqueue.core import errors
-from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.executors import EXECUTORS, JobLimits
 from djqueue.core.job import DEAD_LETTER_REASONS
 from djqueue.core.options import PARSERS, EnqueueOptions, parse_options
 from djqueue.core.permissions import Permissions
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import DeadLetterPolicy, QueuePolicy
 from djqueue.core.states import TRANSITIONS, State
 from djqueue.operations.health import CHECKS, STORAGE
 from djqueue.schedules import Schedule, parse_schedule

@@ -51,7 +51,7 @@ from djqueue.health import document
 from djqueue.operations.healthrun import HealthRun
 answer = document(HealthRun(get_settings().health).report())
 """
-SHORT_SILENCE = "from djqueue.core import serving; serving.SILENT = 2_000; answer = None"
+SHORT_SILENCE = "from djqueue.core import workers; workers.SILENT = 2_000; answer = None"
 """Lets the checks count a worker as silent after four heartbeats, instead of 15 seconds."""
 COUNT_ACTIVE = "from djqueue.models import Job; answer = Job.objects.filter(state='active').count()"
 

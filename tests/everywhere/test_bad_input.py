@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from djqueue import Queue, chain, flow, job
 from djqueue.client.declared import declared
 from djqueue.core.errors import DjqueueError
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.dashboard.views.schedules import ScheduleForm
 from djqueue.models import CronJob
 from djqueue.schedules.lines import next_run

@@ -3,9 +3,10 @@
 from typing import Any
 
 from djqueue import models
-from djqueue.core.durations import to_milliseconds
-from djqueue.core.job import DeadLetterRecord, JobRecord, WorkerInfo
+from djqueue.core.job import DeadLetterRecord, JobRecord
 from djqueue.core.states import State
+from djqueue.core.units import to_milliseconds
+from djqueue.core.workers import WorkerInfo
 from djqueue.operations.mirror import Mirror
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.inspector import DatabaseInspector

@@ -8,9 +8,9 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from djqueue.client.storages import close_storage
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import OptionError
 from djqueue.core.options import DAY
+from djqueue.core.units import to_datetime
 from djqueue.management.commands import djqueue, runworkers
 from djqueue.models import Annotation
 from djqueue.operations.annotations import annotate, annotate_version

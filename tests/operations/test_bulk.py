@@ -3,9 +3,8 @@
 import pytest
 from django.db import InterfaceError, OperationalError
 
-from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.errors import OptionError, StorageUnavailableError
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import DeadLetterPolicy, QueuePolicy
 from djqueue.core.states import State
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from djqueue import job, models, signals
 from djqueue.client import announcing, registry
 from djqueue.codecs import MSGPACK, decode
-from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import QueueFullError, StorageUnavailableError
 from djqueue.core.job import Batch, Claimed, EnqueueResult, Incident, Outcome
 from djqueue.core.states import State
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.operations.cron import KEPT
 from djqueue.operations.firing import DEAD, GRACE, SURE, Firing
 from djqueue.storage.base import Storage

@@ -11,7 +11,7 @@ from django.db import OperationalError, connection
 from djqueue import models
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
 from djqueue.core.job import JobFailure
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import Rate
 from djqueue.core.states import State
 from djqueue.operations.mirror import IDLE, INTERVAL, Mirror
 from djqueue.operations.pace import CopyThrottle

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from djqueue.core.errors import ConfigurationError
-from djqueue.core.retention import Keep
+from djqueue.core.policies import Keep
 from djqueue.core.states import State
 from djqueue.storage.redis.options import MirrorOptions, RedisOptions
 

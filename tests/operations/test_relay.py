@@ -11,7 +11,6 @@ from django.db import connection, transaction
 
 from djqueue import Queue, chain
 from djqueue.conf import read_settings
-from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import (
     ConfigurationError,
     OptionError,
@@ -21,6 +20,7 @@ from djqueue.core.errors import (
 from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
+from djqueue.core.units import to_milliseconds
 from djqueue.management.commands import runworkers
 from djqueue.models import OutboxJob
 from djqueue.operations.relay import Relay, relay_of, relaying

@@ -5,10 +5,9 @@ from collections import Counter
 import pytest
 
 from djqueue import models
-from djqueue.core.groups import GroupLimit
 from djqueue.core.job import Batch
-from djqueue.core.limiter import Rate
 from djqueue.core.options import JobOptions
+from djqueue.core.policies import GroupLimit, Rate
 from djqueue.core.states import State
 from djqueue.operations.restore import Restoration, RestoreCounts
 from djqueue.testing import factories as f

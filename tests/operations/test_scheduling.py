@@ -9,8 +9,8 @@ import pytest
 from django.db import OperationalError
 
 from djqueue import Queue, Worker, models
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.units import to_datetime
 from djqueue.operations.firing import Firing
 from djqueue.operations.scheduling import firing_of, scheduling
 from djqueue.storage.base import Storage

@@ -12,7 +12,7 @@ from djqueue import Queue, Worker
 from djqueue._version import __version__
 from djqueue.client import get_storage
 from djqueue.client.storages import close_storage
-from djqueue.core.job import ProcessInfo, RunningJob
+from djqueue.core.workers import ProcessInfo, RunningJob
 from djqueue.management.commands import djqueue
 from djqueue.operations import workercontrol
 from djqueue.testing.factories import worker

@@ -10,7 +10,7 @@ import pytest
 
 from djqueue import Queue, Snooze, Worker
 from djqueue.core.job import ClaimRequest
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import Rate
 from djqueue.runtime import claiming, probation
 from djqueue.runtime.wakeevent import WakeEvent
 from djqueue.storage.memory import MemoryStorage

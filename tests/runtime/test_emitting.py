@@ -18,7 +18,7 @@ from djqueue import (
 )
 from djqueue.client import registry
 from djqueue.conf import Settings
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.runtime import emitting, worker
 from djqueue.runtime.handlers import read_handlers
 from djqueue.testing.factories import items_of

@@ -8,7 +8,7 @@ import pytest
 from djqueue import Worker
 from djqueue._version import __version__
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.workercontrol import MAX_DUMP
+from djqueue.core.workers import MAX_DUMP
 from djqueue.runtime.tracebacks import stacks
 from tests.runtime.running import HANDLER, messages, reached, record, working
 from tests.runtime.storages import RecordingStorage

@@ -8,7 +8,7 @@ import pytest
 
 from djqueue import Queue, Worker
 from djqueue.core.job import ClaimRequest
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.testing.clock import FakeClock
 from tests.runtime.running import HANDLER, messages, reached, record, working
 from tests.runtime.storages import FailingStorage, RecordingStorage

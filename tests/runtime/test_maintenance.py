@@ -3,7 +3,7 @@
 import pytest
 
 from djqueue import Queue, Worker
-from djqueue.core.job import WorkerInfo
+from djqueue.core.workers import WorkerInfo
 from djqueue.runtime.maintenance import AGAIN, EVERY, UnhandledWatch
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock

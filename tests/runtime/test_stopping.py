@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from djqueue import JobCancelledError, Queue, current_job, job
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from tests.runtime.running import HANDLER, messages, reached, record, work_off, working
 from tests.runtime.storages import RecordingStorage
 from tests.support import PATIENCE, aeventually

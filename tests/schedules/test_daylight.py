@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.durations import to_datetime, to_milliseconds
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.schedules.lines import next_run
 
 MINUTE = timedelta(minutes=1)

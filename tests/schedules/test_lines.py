@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import OptionError
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.schedules.lines import ALIASES, check_expression, next_run
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import OptionError
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.schedules import Schedule
 from djqueue.schedules.blackouts import parse_blackouts
 from djqueue.schedules.plan import AT_ONCE, LATE, plan

@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Iterator
 from random import Random
 from typing import Any
 
+from djqueue.core.enginejob import size_of_error
 from djqueue.core.job import JobFailure
-from djqueue.core.sizes import size_of_error
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 from djqueue.testing import factories as f

@@ -2,9 +2,7 @@
 
 import pytest
 
-from djqueue.core.deadletters import DeadLetterPolicy
-from djqueue.core.limiter import Rate
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import DeadLetterPolicy, QueuePolicy, Rate
 from djqueue.core.states import State
 from djqueue.testing.contract import POLICIES, StorageCase
 from djqueue.testing.factories import (

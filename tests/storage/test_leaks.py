@@ -13,7 +13,7 @@ import pytest
 from django.db import connections
 
 from djqueue.client import Queue
-from djqueue.core import forks
+from djqueue.core import threads
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.runtime import Worker
 from djqueue.storage.base import Storage
@@ -167,7 +167,7 @@ def test_closed_storages_leave_no_objects_threads_or_descriptors(
     connections.close_all()
     eventually(lambda: own_threads() <= others)
     gc.collect()
-    registered, open_files = forks.registered(), descriptors()
+    registered, open_files = threads.registered(), descriptors()
 
     for _ in range(rounds):
         for one in use:
@@ -178,5 +178,5 @@ def test_closed_storages_leave_no_objects_threads_or_descriptors(
     gc.collect()
 
     assert [one() for one in made if one() is not None] == []
-    assert forks.registered() == registered
+    assert threads.registered() == registered
     assert descriptors() <= open_files + SPARE

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from djqueue.core.job import ItemMark
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from djqueue import Queue, job
-from djqueue.core.durations import to_datetime
+from djqueue.core.units import to_datetime
 from djqueue.testing.clock import JobClock
 
 

@@ -390,7 +390,7 @@ def roundtrip(storage: Any, scale: float) -> dict[str, float]:
 
 def drain_limited(storage: Any, scale: float) -> dict[str, float]:
     """The rate of a queue with limits that are never reached against that of one without, in turns."""
-    from djqueue.core.limiter import Rate
+    from djqueue.core.policies import Rate
 
     count = int(30_000 * scale)
     rates: dict[bool, list[float]] = {False: [], True: []}
@@ -405,8 +405,7 @@ def drain_limited(storage: Any, scale: float) -> dict[str, float]:
 
 def drain_shared_limiter(storage: Any, scale: float) -> dict[str, float]:
     """The rate of a queue whose shared limiter never binds against that of one without, in turns."""
-    from djqueue.core.limiter import Rate
-    from djqueue.core.queue import QueuePolicy
+    from djqueue.core.policies import QueuePolicy, Rate
 
     count = int(30_000 * scale)
     storage.limiters.set("shared", Rate(10_000_000, 1_000), 100_000)
@@ -440,8 +439,8 @@ def claim_beside_blocked(storage: Any, scale: float) -> dict[str, float]:
     single runs twice as long.
     """
     from djqueue.core.job import Batch, ClaimRequest, Outcome
-    from djqueue.core.limiter import Rate
     from djqueue.core.options import JobOptions
+    from djqueue.core.policies import Rate
 
     rounds = max(100, int(2_000 * scale))
     beside = {name: f"{QUEUE}:{name}" for name in ("alone", "blocked", "rated")}

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from djqueue.core.engine.joblists import COMPACT_ABOVE, COMPACT_FROM, PriorityQueue
 from djqueue.core.enginejob import EngineJob
-from djqueue.core.joblists import COMPACT_ABOVE, COMPACT_FROM, PriorityQueue
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
 

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from djqueue._version import __version__
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.job import Batch, Claimed, ClaimRequest, Claims, JobFailure, Lease, Outcome, WorkerInfo
+from djqueue.core.job import Batch, Claimed, ClaimRequest, Claims, JobFailure, Lease, Outcome
 from djqueue.core.options import MAX_INTEGER, JobOptions
 from djqueue.core.states import State
+from djqueue.core.workers import WorkerInfo
 from djqueue.runtime.loops import Periodic
 from djqueue.storage.base import Storage
 

@@ -8,7 +8,7 @@ from celery import Celery
 from celery.utils.collections import AttributeDict
 from celery.worker.control import Panel
 
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
 
 logger = logging.getLogger("djqueue.celery")
 

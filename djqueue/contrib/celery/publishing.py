@@ -10,8 +10,8 @@ from uuid import uuid4
 from kombu import Connection, Exchange, pools
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import ArgumentsError, OptionError
+from djqueue.core.units import to_datetime
 
 DEFAULT_QUEUE = "celery"
 RETRY_POLICY = {"max_retries": 3, "interval_start": 0, "interval_step": 0.2, "interval_max": 0.2}

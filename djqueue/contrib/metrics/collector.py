@@ -8,10 +8,10 @@ from typing import NamedTuple
 from djqueue import __version__
 from djqueue.client import get_storage
 from djqueue.conf import Settings, get_settings
-from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import BOUNDS, NO_TIMES, Bucket, Histogram
 from djqueue.core.overview import Overview
 from djqueue.core.states import State
+from djqueue.core.workers import WorkerInfo
 from djqueue.storage.base import Storage
 
 from .labels import Labels

@@ -5,10 +5,10 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from djqueue.conf import Settings
-from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import MINUTE, Bucket
 from djqueue.core.overview import Overview, QueueOverview
 from djqueue.core.states import State
+from djqueue.core.workers import WorkerInfo
 from djqueue.storage.base import Storage
 
 DEFAULT_OBJECTIVE = 60_000

@@ -14,7 +14,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from djqueue.core.errors import OptionError
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
 
 from .project import has_project
 

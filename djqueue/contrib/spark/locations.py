@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from djqueue.core.errors import ConfigurationError, OptionError
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.storage.base import Storage
 from djqueue.storage.staging import Staging
 

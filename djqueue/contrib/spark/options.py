@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from djqueue.core.errors import OptionError
+from djqueue.core.messages import shown
 from djqueue.core.options import PARSERS, EnqueueOptions, check_text, parse_options
-from djqueue.core.queue import GROUP_MODES
-from djqueue.core.shown import shown
+from djqueue.core.policies import GROUP_MODES
 from djqueue.core.suggest import nearest
 from djqueue.storage.staging import CHUNK
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any
 
-from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import OptionError
 from djqueue.core.options import check_text
 from djqueue.core.states import TERMINAL, State
 from djqueue.core.suggest import nearest
+from djqueue.core.units import to_milliseconds
 from djqueue.storage.export import ExportFilter
 
 from .options import unknown

@@ -12,7 +12,7 @@ from djqueue.core.errors import DjqueueError, OptionError, SerializationError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch
 from djqueue.core.options import EnqueueOptions, JobKey, check_text
-from djqueue.core.queue import KEYED
+from djqueue.core.policies import KEYED
 from djqueue.storage.staging import CHUNK
 
 from .columns import Columns, JobColumns, with_given_backoff

@@ -16,7 +16,7 @@ from typing import Any
 from djqueue.core.errors import OptionError
 from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
-from djqueue.core.queue import KEYED, QueuePolicy
+from djqueue.core.policies import KEYED, QueuePolicy
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import BulkWriteReport, QueueShare, run_of, tag_of
 from djqueue.storage.publishing import share_of

@@ -10,10 +10,9 @@ from django.conf import settings
 from django.utils import timezone
 
 from djqueue.client.info import JobInfo
-from djqueue.core.calls import is_call
-from djqueue.core.durations import to_datetime
-from djqueue.core.job import AttemptRecord, JobRecord
+from djqueue.core.job import AttemptRecord, JobRecord, is_call
 from djqueue.core.states import State
+from djqueue.core.units import to_datetime
 
 from .compat import AnyTask, AnyTaskResult, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
 

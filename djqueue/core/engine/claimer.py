@@ -1,15 +1,15 @@
 """Claims: which waiting jobs become active, within the limits of their queues."""
 
-from ..changes import PendingChanges
 from ..enginejob import EngineJob
 from ..job import Claimed, ClaimRequest, Claims, JobFailure
-from ..joblists import ReadyJobs
-from ..queue import JobQueue, is_expired
-from ..shard import Shard
-from ..sharing import SharedLimiter
 from ..states import State
+from .changes import PendingChanges
 from .context import EngineContext
-from .finisher import Settlement
+from .joblists import ReadyJobs
+from .limiters import SharedLimiter
+from .queue import JobQueue, is_expired
+from .settlement import Settlement
+from .shard import Shard
 
 EXPIRED = JobFailure("djqueue.core.errors.JobTimeoutError", "the ttl expired before the job started")
 

@@ -8,15 +8,13 @@ from random import Random
 from ..clock import Clock
 from ..enginejob import EngineJob
 from ..ids import IdSource, fnv1a32, shard_count
-from ..journal import Journal
-from ..metricstore import MetricKeeper
-from ..queue import JobQueue, ProcessingShard, QueuePolicy
-from ..shard import Shard
-from ..sharing import NO_LIMITS, LimiterPolicy, SharedLimiter
+from ..policies import NO_LIMITS, LimiterPolicy, QueuePolicy
 from ..states import State
-from ..versions import ChangeCounter
-
-DEFAULT_POLICY = QueuePolicy()
+from .changes import ChangeCounter, Journal
+from .limiters import SharedLimiter
+from .metricstore import MetricKeeper
+from .queue import JobQueue
+from .shard import ProcessingShard, Shard
 
 
 class EngineContext:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
-from ..changes import PendingChanges
 from ..clock import SYSTEM_CLOCK, Clock
 from ..enginejob import ItemStream
 from ..ids import IdSource
@@ -20,24 +19,22 @@ from ..job import (
     Outcome,
     ProgressReport,
     Renewal,
+    Swept,
 )
-from ..journal import Journal
-from ..maintenance import Swept
-from ..metricstore import MetricKeeper, MetricStore
-from ..queue import QueuePolicy
-from ..sharing import LimiterPolicy
-from ..versions import ChangeCounter, counted_if_answered, counted_unless_empty
+from ..policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
+from .attempts import EngineLeases, Finisher
+from .changes import ChangeCounter, Journal, PendingChanges, counted_if_answered, counted_unless_empty
 from .claimer import Claimer
-from .context import DEFAULT_POLICY, EngineContext
+from .context import EngineContext
 from .enqueuer import Enqueuer
-from .events import EngineEvents
-from .finisher import Finisher, Settlement, Unsubscribe, Wake
 from .jobs import EngineJobs
+from .metricstore import MetricKeeper, MetricStore
 from .persistence import PersistentEngine
 from .queues import EngineLimiters, EngineQueues, record_totals
 from .reads import EngineReads
+from .settlement import EngineEvents, Settlement, Unsubscribe, Wake
 from .sweeper import Sweeper
-from .workers import EngineLeases, EngineWorkers
+from .workers import EngineWorkers
 
 NO_CLAIMS = Claims([], None)
 

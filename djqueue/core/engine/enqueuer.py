@@ -3,19 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..capacity import full_error
-from ..changes import PendingChanges
-from ..collector import gc_paused
 from ..enginejob import EngineJob
 from ..errors import OptionError, QueueFullError
 from ..flow import Substitutes, outside
 from ..job import Batch, EnqueueResult
-from ..queue import JobQueue
-from ..shard import Shard, pending_rival
+from ..policies import DEFAULT_POLICY, full_error, succession
 from ..states import REUSABLE, State
-from ..unique import succession
-from .context import DEFAULT_POLICY, EngineContext
-from .finisher import Settlement
+from ..threads import gc_paused
+from .changes import PendingChanges
+from .context import EngineContext
+from .queue import JobQueue
+from .settlement import Settlement
+from .shard import Shard, pending_rival
 
 
 class Enqueuer:

@@ -3,17 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Unpack
 
-from ..changes import PendingChanges
 from ..enginejob import EngineJob
 from ..errors import StorageError
-from ..groups import NO_LIMIT, GroupLimit, GroupWords
-from ..limiter import UNSET, Rate, SetConcurrency, SetRate
-from ..overview import Totals
-from ..sharing import LimiterState
+from ..overview import LimiterState, Totals
+from ..policies import NO_LIMIT, UNSET, GroupLimit, GroupWords, Rate, SetConcurrency, SetRate
 from ..states import State
-from ..versions import counted, counted_if_answered
+from .changes import PendingChanges, counted, counted_if_answered
 from .context import EngineContext
-from .finisher import Settlement
+from .settlement import Settlement
 
 AT_ONCE = 1_000
 """Jobs that are removed under one hold of the lock."""

@@ -2,18 +2,16 @@
 
 from itertools import islice
 
-from ..changes import PendingChanges
-from ..enginejob import EngineJob
-from ..job import AttemptRecord
-from ..maintenance import Swept
-from ..queue import JobQueue
-from ..shard import Shard
-from ..stalls import stalled_error
+from ..enginejob import EngineJob, stalled_error
+from ..job import AttemptRecord, Swept
+from .changes import PendingChanges
 from .claimer import EXPIRED
 from .context import EngineContext
-from .finisher import Settlement
 from .jobs import EngineJobs
+from .queue import JobQueue
 from .queues import EngineLimiters
+from .settlement import Settlement
+from .shard import Shard
 from .workers import EngineWorkers
 
 SWEEP_LIMIT = 1_000

@@ -1,11 +1,10 @@
-"""Live workers: the leases of their jobs, the commands that wait for them, and the dumps that they sent."""
+"""Live workers, the commands that wait for them, and the dumps that they sent."""
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 
-from ..job import Lease, Renewal, WorkerDump, WorkerInfo
 from ..metrics import RunStats
-from ..workercontrol import (
+from ..workers import (
     ASKED,
     DUMP,
     DUMP_TTL,
@@ -13,6 +12,8 @@ from ..workercontrol import (
     NOT_FOUND,
     STOP,
     STOPPING,
+    WorkerDump,
+    WorkerInfo,
     check_command,
     with_command,
 )
@@ -130,43 +131,3 @@ class EngineWorkers:
         known = [one for one in stats if context.existing(one.queue) is not None]
         context.metrics.record(known, context.clock.now())
         context.changes.bump()
-
-
-class EngineLeases:
-    """Leases of the engine's active jobs, by monotonic time."""
-
-    def __init__(self, context: EngineContext) -> None:
-        self._context = context
-
-    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
-        """Extend claims to a full lease from now: see `Engine.renew`."""
-        context = self._context
-        tick = context.clock.monotonic()
-        renewals = []
-        for lease in leases:
-            processing = context.processing_shard(lease.id)
-            with processing.lock:
-                job = processing.active.get(lease.token)
-                if job is None or job.id != lease.id or job.queue != lease.queue:
-                    renewals.append(Renewal(False))
-                    continue
-                job.lease_until = tick + self._context.policy(job.queue).lease
-                renewals.append(Renewal(True, job.cancel_requested))
-        return renewals
-
-    def processes(self) -> set[str]:
-        """Return the processes that hold claims, without the engine's own process."""
-        found: set[str] = set()
-        for processing in self._context.processing:
-            with processing.lock:
-                found.update(job.process for job in processing.active.values())
-        found.discard("")
-        return found
-
-    def expire(self, processes: Container[str], tick: int) -> None:
-        """Let the claims of some processes expire by a monotonic time; the next sweep takes them back."""
-        for processing in self._context.processing:
-            with processing.lock:
-                for job in processing.active.values():
-                    if job.process in processes:
-                        job.lease_until = min(job.lease_until, tick)

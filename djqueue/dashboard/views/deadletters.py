@@ -10,10 +10,10 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.client.deadletters import fingerprint, read_filter
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import OptionError
 from djqueue.core.job import DEAD_LETTER_REASONS
 from djqueue.core.states import State
+from djqueue.core.units import to_datetime
 from djqueue.dashboard import deadletters, deletions, jobactions, queries, rendering, rights, selection
 from djqueue.dashboard.inputs import check_hidden
 from djqueue.dashboard.pages import Pages

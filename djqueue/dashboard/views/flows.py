@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from djqueue.client import get_storage
-from djqueue.core.graph import FlowGraph, FlowNode
+from djqueue.core.flow import FlowGraph, FlowNode
 from djqueue.core.states import State
 from djqueue.dashboard import audit, flowcharts, flows, graphs, jobactions, queries, rights
 from djqueue.dashboard.pages import Pages

@@ -11,10 +11,10 @@ from django.utils.translation import gettext_lazy
 from djqueue.client import get_storage
 from djqueue.client.info import JobInfo
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import SerializationError
 from djqueue.core.job import JobRecord
 from djqueue.core.states import PENDING, TERMINAL
+from djqueue.core.units import to_milliseconds
 from djqueue.dashboard import (
     audit,
     deletions,

@@ -10,10 +10,10 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from djqueue.client import get_storage, registry
 from djqueue.client.deadletters import read_filter
-from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import OptionError
 from djqueue.core.job import JobRecord
 from djqueue.core.states import State
+from djqueue.core.units import to_milliseconds
 from djqueue.dashboard import (
     argumentfilter,
     deadletters,

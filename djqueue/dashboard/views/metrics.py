@@ -12,8 +12,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
-from djqueue.core.durations import to_datetime
 from djqueue.core.metrics import BOUNDS, Bucket
+from djqueue.core.units import to_datetime
 from djqueue.dashboard import annotations, queries, rights, rollups
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.queries import ended, merged, nothing

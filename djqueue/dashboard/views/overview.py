@@ -10,10 +10,9 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.core.errors import StorageError
-from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import Bucket
-from djqueue.core.serving import unserved
 from djqueue.core.states import State
+from djqueue.core.workers import WorkerInfo, unserved
 from djqueue.dashboard import (
     annotations,
     deadletters,

@@ -11,8 +11,8 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import registry
 from djqueue.client.entries import check_arguments
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import ArgumentsError, DjqueueError
+from djqueue.core.units import to_datetime
 from djqueue.dashboard import audit, editing, redaction, rights, schedules
 from djqueue.dashboard.inputs import ArgumentsField, DateTimeInput, TimeField
 from djqueue.dashboard.pages import Pages

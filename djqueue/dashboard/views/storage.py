@@ -5,7 +5,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
-from djqueue.core.diagnostics import DiagnosticLine
+from djqueue.core.overview import DiagnosticLine
 from djqueue.dashboard import diagnostics, outbox, rights
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.site import DashboardSite

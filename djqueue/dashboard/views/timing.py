@@ -12,10 +12,10 @@ from django.utils.translation import gettext_lazy
 from djqueue.client import get_storage
 from djqueue.core import states
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.job import JobRecord
 from djqueue.core.options import MAX_INTEGER
 from djqueue.core.states import PENDING, State
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import audit, rendering, rights
 from djqueue.dashboard.inputs import DateTimeInput, TimeField
 from djqueue.dashboard.pages import Pages

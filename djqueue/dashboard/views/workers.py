@@ -7,7 +7,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
-from djqueue.core import workercontrol
+from djqueue.core.workers import ASKED, DUMP, NOT_FOUND, QUIET, RESUME, STOP, STOPPING
 from djqueue.dashboard import audit, rights, workerrows
 from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.site import Crumb, DashboardSite
@@ -16,12 +16,10 @@ from djqueue.dashboard.workerrows import WorkerRow
 pages = Pages()
 
 MESSAGES = {
-    workercontrol.QUIET: gettext_lazy("Asked worker %(worker)s to stop claiming jobs."),
-    workercontrol.RESUME: gettext_lazy("Asked worker %(worker)s to resume claiming jobs."),
-    workercontrol.STOP: gettext_lazy("Asked worker %(worker)s to stop."),
-    workercontrol.DUMP: gettext_lazy(
-        "Requested a stack dump of worker %(worker)s. The dump appears on the worker's page."
-    ),
+    QUIET: gettext_lazy("Asked worker %(worker)s to stop claiming jobs."),
+    RESUME: gettext_lazy("Asked worker %(worker)s to resume claiming jobs."),
+    STOP: gettext_lazy("Asked worker %(worker)s to stop."),
+    DUMP: gettext_lazy("Requested a stack dump of worker %(worker)s. The dump appears on the worker's page."),
 }
 """Messages after a command."""
 
@@ -55,9 +53,9 @@ def worker(request: HttpRequest, site: DashboardSite, worker: str) -> HttpRespon
 @pages.act("worker_stop", "workers/<djq:worker>/stop/", rights.WORKERS)
 def stop(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
     """Stop the worker like a signal does, after a confirmation."""
-    seen = _found(request, worker, workercontrol.STOP)
+    seen = _found(request, worker, STOP)
     if seen is None or request.POST.get("confirm") == "1":
-        return _command(request, site, worker, workercontrol.STOP)
+        return _command(request, site, worker, STOP)
     context = {"worker": seen, "back": request.POST.get("djq_back", "")}
     crumbs = [site.crumb("workers"), Crumb(worker, site.url("worker", worker))]
     title = _("Stop worker")
@@ -70,19 +68,19 @@ def _register(command: str) -> None:
         return _command(request, site, worker, command)
 
 
-for _name in (workercontrol.QUIET, workercontrol.RESUME, workercontrol.DUMP):
+for _name in (QUIET, RESUME, DUMP):
     _register(_name)
 
 
 def _command(request: HttpRequest, site: DashboardSite, worker: str, command: str) -> HttpResponse:
     if _found(request, worker, command) is None:
-        answer = workercontrol.NOT_FOUND
+        answer = NOT_FOUND
     else:
         answer = get_storage().workers.control(worker, command)
-    if answer == workercontrol.ASKED:
+    if answer == ASKED:
         audit.note(request, f"worker_{command}", detail={"worker": worker})
         messages.success(request, str(MESSAGES[command]) % {"worker": worker})
-    elif answer == workercontrol.STOPPING:
+    elif answer == STOPPING:
         messages.warning(request, _("Worker %(worker)s is already stopping.") % {"worker": worker})
     else:
         messages.warning(request, _("Worker %(worker)s no longer exists.") % {"worker": worker})

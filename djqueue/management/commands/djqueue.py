@@ -9,7 +9,7 @@ from django.db import Error
 
 from djqueue.client import get_storage
 from djqueue.core.errors import ArgumentsError, DjqueueError, OptionError
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
 from djqueue.management.verbs import (
     annotations,
     backup,

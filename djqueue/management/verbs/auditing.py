@@ -6,7 +6,7 @@ from typing import Any
 
 from django.db import Error
 
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
 from djqueue.dashboard import audit
 
 logger = logging.getLogger("djqueue.audit")

@@ -18,10 +18,10 @@ from djqueue.backup.turns import BackupTurns
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import BackupError, DjqueueError, SnapshotTargetError
-from djqueue.core.shown import in_one_line, numbered
+from djqueue.core.messages import in_one_line, numbered
 from djqueue.core.states import State
+from djqueue.core.units import to_datetime
 from djqueue.models import BackupState
 from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage

@@ -8,7 +8,7 @@ from django.core.management.base import CommandError
 
 from djqueue.client import get_storage
 from djqueue.client.queue import Queue
-from djqueue.core.shown import numbered
+from djqueue.core.messages import numbered
 from djqueue.core.states import PENDING, State
 from djqueue.models import BulkKind
 from djqueue.operations import bulk

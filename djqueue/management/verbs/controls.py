@@ -11,7 +11,7 @@ from djqueue.conf import get_settings, parse_rate
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.job import JobRecord
-from djqueue.core.shown import numbered
+from djqueue.core.messages import numbered
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.core.suggest import nearest
 from djqueue.management.flags import count

@@ -7,9 +7,9 @@ from typing import Any
 from djqueue.client import Queue, get_storage
 from djqueue.client.deadletters import DeadLetterCounts, RetriedDead
 from djqueue.client.queuedead import FILTERS
-from djqueue.core.durations import to_datetime
 from djqueue.core.job import DeadLetterRecord
-from djqueue.core.shown import numbered
+from djqueue.core.messages import numbered
+from djqueue.core.units import to_datetime
 from djqueue.management.flags import count
 from djqueue.models import BulkKind
 from djqueue.operations import bulk

@@ -7,7 +7,7 @@ from typing import Any
 
 from djqueue.conf import HealthSettings, get_settings
 from djqueue.core.errors import ConfigurationError
-from djqueue.core.shown import numbered
+from djqueue.core.messages import numbered
 from djqueue.health import document, finding_document
 from djqueue.management.flags import seconds
 from djqueue.operations.doctor import diagnose

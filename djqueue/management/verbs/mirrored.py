@@ -3,7 +3,7 @@
 from django.core.management.base import CommandError
 
 from djqueue.client import get_storage
-from djqueue.core.shown import numbered
+from djqueue.core.messages import numbered
 from djqueue.operations.mirror import Mirror
 from djqueue.operations.mirroring import is_mirrored, mirror_of
 from djqueue.operations.restore import Restoration, RestoreCounts

@@ -3,9 +3,9 @@
 from typing import Any
 
 from djqueue.client import get_storage
-from djqueue.core.durations import to_datetime
 from djqueue.core.overview import Overview, QueueOverview
 from djqueue.core.states import State
+from djqueue.core.units import to_datetime
 
 from .arguments import used_queue
 from .base import Options, Output, Verbs

@@ -5,7 +5,7 @@ from django.db import connections, router
 
 from djqueue import models
 from djqueue.client import get_storage
-from djqueue.core.shown import numbered
+from djqueue.core.messages import numbered
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.database import upgrade as former

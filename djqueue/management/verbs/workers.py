@@ -1,7 +1,7 @@
 """`manage.py djqueue workers`."""
 
 from djqueue.client import get_storage
-from djqueue.core.workercontrol import COMMANDS, DUMP, QUIET, RESUME, STOP
+from djqueue.core.workers import COMMANDS, DUMP, QUIET, RESUME, STOP
 from djqueue.operations.workercontrol import control, described, listing
 
 from .base import Options, Output, Verbs

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Protocol
 from .inline import InlineExecutor
 
 if TYPE_CHECKING:
-    from djqueue.core.job import Outcome, ProcessInfo
+    from djqueue.core.job import Outcome
+    from djqueue.core.workers import ProcessInfo
     from djqueue.runtime.runs import Run
     from djqueue.runtime.stopping import Stop
 

@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from djqueue.conf import has_django
-from djqueue.core.job import Outcome, ProcessInfo
+from djqueue.core.job import Outcome
+from djqueue.core.workers import ProcessInfo
 from djqueue.middleware import layers_of
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.handlers import Handler, Style

@@ -6,7 +6,8 @@ from djqueue.client import registry
 from djqueue.conf import Settings
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.executors import DEGRADE, INLINE, SUBPROCESS
-from djqueue.core.job import Outcome, ProcessInfo
+from djqueue.core.job import Outcome
+from djqueue.core.workers import ProcessInfo
 from djqueue.runtime.executors.inline import InlineExecutor
 from djqueue.runtime.handlers import Handler, PermissionGroup, Style
 from djqueue.runtime.outcomes import refusal

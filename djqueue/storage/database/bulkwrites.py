@@ -5,7 +5,7 @@ from typing import Any
 from django.db.models import Q
 
 from djqueue.core.clock import Clock
-from djqueue.core.durations import to_datetime
+from djqueue.core.units import to_datetime
 from djqueue.storage import sparktables
 from djqueue.storage.bulkwrites import (
     MAX_REPORT_AGE,

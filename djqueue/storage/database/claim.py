@@ -5,10 +5,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from djqueue.core.job import Claimed, ClaimRequest, Claims
-from djqueue.core.limiter import Rate
 from djqueue.core.options import JobOptions
-from djqueue.core.queue import GLOBAL
-from djqueue.core.retention import NO_RETENTION
+from djqueue.core.policies import GLOBAL, NO_RETENTION, Rate
 from djqueue.core.states import State
 from djqueue.storage.tables.rows import pair_of_limits, unpack_options
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from djqueue.core.enginejob import size_of
 from djqueue.core.job import DeadLetterPage, DeadLetterRecord
-from djqueue.core.sizes import size_of
 from djqueue.core.states import State
 from djqueue.storage.tables import rows
 

@@ -7,11 +7,11 @@ dependency that has completed or was cancelled is kept.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from djqueue.core.graph import FlowGraph, FlowNode, JobLink, explore, link, walked
+from djqueue.core.flow import FlowGraph, FlowNode, JobLink, explore, link, walked
 from djqueue.core.job import JobFailure
 from djqueue.core.options import JobKey
+from djqueue.core.policies import Succession, succession
 from djqueue.core.states import LIVE, State
-from djqueue.core.unique import Succession, succession
 from djqueue.storage.tables.rows import unpack_options
 
 from . import retention, transitions

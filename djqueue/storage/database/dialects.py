@@ -16,10 +16,10 @@ from django.apps import apps
 from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from djqueue.core.deadline import remaining
+from djqueue.core.deadlines import remaining
 from djqueue.core.errors import ConfigurationError
-from djqueue.core.forks import after_fork
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
+from djqueue.core.threads import after_fork
 from djqueue.storage.tables.dialects import OnSqlite
 from djqueue.storage.tables.holders import boot_of, host_name
 

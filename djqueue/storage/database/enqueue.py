@@ -12,15 +12,14 @@ from weakref import WeakSet
 
 from django.db import connections
 
-from djqueue.core.capacity import DROPPED, full_error
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.flow import Substitutes, outside
-from djqueue.core.forks import after_fork
 from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.messages import numbered
 from djqueue.core.options import JobOptions
-from djqueue.core.shown import numbered
+from djqueue.core.policies import DROPPED, REPLACED, full_error
 from djqueue.core.states import PENDING, REUSABLE, State
-from djqueue.core.unique import REPLACED
+from djqueue.core.threads import after_fork
 from djqueue.storage import commits
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.dberrors import named

@@ -16,12 +16,12 @@ from weakref import WeakSet
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from djqueue.core.deadline import remaining
+from djqueue.core.deadlines import remaining
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.forks import after_fork
 from djqueue.core.job import Event
 from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, PENDING, TERMINAL, State
+from djqueue.core.threads import after_fork
 from djqueue.storage.facets import EventHandler, Events, Unsubscribe
 
 from .dialects import Row

@@ -11,9 +11,9 @@ from typing import Any
 from django.db.models import Count, F, Max, Min, Model, QuerySet
 
 from djqueue import models
-from djqueue.core.durations import to_milliseconds
 from djqueue.core.options import JobKey
 from djqueue.core.states import TERMINAL, State
+from djqueue.core.units import to_milliseconds
 from djqueue.storage.export import (
     ATTEMPT_COLUMNS,
     DEAD_COLUMNS,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from djqueue.codecs import MSGPACK, encode
-from djqueue.core.enginejob import ItemStream
+from djqueue.core.enginejob import ItemStream, stalled_error
 from djqueue.core.errors import OptionError
 from djqueue.core.job import (
     DEAD_LETTER_REASONS,
@@ -18,7 +18,6 @@ from djqueue.core.job import (
     Renewal,
 )
 from djqueue.core.options import DEFAULT_OPTIONS, JobKey
-from djqueue.core.stalls import stalled_error
 from djqueue.core.states import State
 from djqueue.storage.tables import rows
 

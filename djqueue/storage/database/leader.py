@@ -3,7 +3,7 @@
 import threading
 from typing import TYPE_CHECKING
 
-from djqueue.core.forks import after_fork
+from djqueue.core.threads import after_fork
 from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.leaderlease import LeaderLease
 

@@ -1,6 +1,6 @@
 """Limiters that queues share, and the token buckets of queues, groups and limiters.
 
-`core.sharing` has the rules of limiters. Of a bucket, only the time at which it will be full is kept, from
+`core.policies` has the rules of limiters. Of a bucket, only the time at which it will be full is kept, from
 which everything else follows. Times are milliseconds by the clock of leases, divided into as many parts as
 the rate's capacity, so that a token is a whole number of parts. A bucket with another rate than the one asked
 for is full.
@@ -10,8 +10,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from djqueue.core.limiter import UNSET, Rate, SetConcurrency, SetRate
-from djqueue.core.sharing import NO_LIMITS, LimiterPolicy, LimiterState, SharedLimiter
+from djqueue.core.engine.limiters import SharedLimiter
+from djqueue.core.overview import LimiterState
+from djqueue.core.policies import NO_LIMITS, UNSET, LimiterPolicy, Rate, SetConcurrency, SetRate
 from djqueue.storage.tables.rows import pair_of_limits
 
 from .transaction import Tx, limiter_lock

@@ -5,8 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from djqueue.core.errors import StorageError
-from djqueue.core.groups import NO_LIMIT, GroupLimit
-from djqueue.core.limiter import UNSET, Rate, SetConcurrency, SetRate
+from djqueue.core.policies import NO_LIMIT, UNSET, GroupLimit, Rate, SetConcurrency, SetRate
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.storage.tables.groups import limit_of
 from djqueue.storage.tables.rows import pair_of_limits

@@ -6,19 +6,39 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db import connections
 
-from djqueue.core.diagnostics import BAD, OK, WARN, DiagnosticLine, Diagnostics, Finding, size, workers_line
 from djqueue.core.explain import MAX_BEFORE, SHOWN, BlockingJob, Dependency, Explanation, Facts, decide
-from djqueue.core.graph import MAX_FLOW_JOBS, FlowGraph
-from djqueue.core.groups import NO_LIMIT, GroupOverview
+from djqueue.core.flow import MAX_FLOW_JOBS, FlowGraph
 from djqueue.core.job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
+from djqueue.core.messages import size
 from djqueue.core.metrics import Bucket, assemble, since_beginning, span_of
-from djqueue.core.overview import GroupsOverview, Overview, QueueOverview, Totals
-from djqueue.core.pages import JobPage, PagePosition, mark_of, page_of, position_of
-from djqueue.core.queue import GLOBAL
+from djqueue.core.overview import (
+    BAD,
+    OK,
+    WARN,
+    DiagnosticLine,
+    Diagnostics,
+    Finding,
+    GroupOverview,
+    GroupsOverview,
+    Overview,
+    QueueOverview,
+    Totals,
+    workers_line,
+)
+from djqueue.core.pages import (
+    PAGE_ITEMS,
+    JobPage,
+    JobSummaryPage,
+    PagePosition,
+    are_readable,
+    cut,
+    mark_of,
+    page_of,
+    position_of,
+)
+from djqueue.core.policies import GLOBAL, NO_LIMIT
 from djqueue.core.states import PENDING, State
-from djqueue.core.streams import PAGE_ITEMS, are_readable, cut
-from djqueue.core.summaries import JobSummaryPage
-from djqueue.core.versions import version_of
+from djqueue.core.workers import version_of
 from djqueue.storage.reads import Reads
 from djqueue.storage.tables.inspector import DatabaseInspector
 from djqueue.storage.tables.rows import pair_of_limits, unpack_options

@@ -9,10 +9,10 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from djqueue.core.enginejob import size_of, size_of_error
 from djqueue.core.job import JobFailure
 from djqueue.core.options import DAY, JobKey
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.sizes import size_of, size_of_error
+from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import TERMINAL, State
 from djqueue.storage.tables import rows
 

@@ -13,11 +13,9 @@ from django.db import Error, connections
 
 from djqueue.codecs import MSGPACK, encode
 from djqueue.core.enginejob import EngineJob, ItemStream
-from djqueue.core.groups import NO_LIMIT, GroupLimit
 from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure
 from djqueue.core.options import DEFAULT_OPTIONS, JobKey
-from djqueue.core.queue import GLOBAL
-from djqueue.core.sharing import NO_LIMITS
+from djqueue.core.policies import GLOBAL, NO_LIMIT, NO_LIMITS, GroupLimit
 from djqueue.core.states import LIVE, TERMINAL, State
 from djqueue.storage import snapshots
 from djqueue.storage.snapshots import (

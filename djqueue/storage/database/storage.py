@@ -13,7 +13,6 @@ from django.db import Error, connections
 from djqueue.core.clock import Clock
 from djqueue.core.engine import DEFAULT_POLICY
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
-from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.ids import IdSource
 from djqueue.core.job import (
     Batch,
@@ -27,13 +26,20 @@ from djqueue.core.job import (
     Outcome,
     ProgressReport,
     Renewal,
+    Swept,
 )
-from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
-from djqueue.core.maintenance import Swept
+from djqueue.core.messages import shown_name
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.sharing import LimiterPolicy, LimiterState
-from djqueue.core.shown import shown_name
+from djqueue.core.overview import LimiterState
+from djqueue.core.policies import (
+    UNSET,
+    GroupLimit,
+    GroupWords,
+    LimiterPolicy,
+    QueuePolicy,
+    SetConcurrency,
+    SetRate,
+)
 from djqueue.core.states import State
 from djqueue.storage import backpressure, sparktables
 from djqueue.storage.base import P, Storage

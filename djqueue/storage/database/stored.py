@@ -5,11 +5,9 @@ from typing import Any
 
 from djqueue.codecs import decode
 from djqueue.core.enginejob import EngineJob, ItemStream
-from djqueue.core.groups import NO_LIMIT, GroupLimit
 from djqueue.core.job import AttemptRecord, JobFailure
-from djqueue.core.limiter import Rate
 from djqueue.core.options import MSGPACK, JobKey, JobOptions
-from djqueue.core.queue import GLOBAL
+from djqueue.core.policies import GLOBAL, NO_LIMIT, GroupLimit, Rate
 from djqueue.core.states import State
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.groups import limit_of

@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.maintenance import Swept
+from djqueue.core.job import Swept
 from djqueue.core.states import PENDING
 from djqueue.storage.tables.dberrors import is_unreachable, named
 

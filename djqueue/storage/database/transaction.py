@@ -14,14 +14,13 @@ from asgiref.sync import sync_to_async
 from django.db import NotSupportedError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from djqueue.core.changes import incident_of
-from djqueue.core.deadline import remaining
-from djqueue.core.enginejob import EngineJob
+from djqueue.core.deadlines import remaining
+from djqueue.core.enginejob import EngineJob, incident_of
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.forks import after_fork
 from djqueue.core.job import EnqueueResult, Event, Incident
 from djqueue.core.options import JobKey
 from djqueue.core.states import State
+from djqueue.core.threads import after_fork
 from djqueue.storage import commits
 from djqueue.storage.base import P
 from djqueue.storage.commits import is_called_by_sync_code

@@ -7,12 +7,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from djqueue.core.deadletters import letter_of
+from djqueue.core.enginejob import letter_of
 from djqueue.core.job import REJECTED, CancelResult, DeadLetterRecord, JobFailure
 from djqueue.core.options import JobKey
-from djqueue.core.queue import KEYED
+from djqueue.core.policies import KEYED, REPLACED
 from djqueue.core.states import PENDING, REUSABLE, TERMINAL, State
-from djqueue.core.unique import REPLACED
 from djqueue.storage.tables import rows
 
 from . import deadletters, dependencies, retention, stored

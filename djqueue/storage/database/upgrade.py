@@ -9,11 +9,11 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from djqueue import models
-from djqueue.core.diagnostics import Finding
-from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import SnapshotTargetError
 from djqueue.core.job import REJECTED, JobFailure
+from djqueue.core.overview import Finding
 from djqueue.core.states import LIVE, State
+from djqueue.core.units import to_milliseconds
 from djqueue.storage.facets import WORKER_TTL
 from djqueue.storage.snapshots import FIRST, JOB, PAGE, Part, Position, SnapshotCounts
 from djqueue.storage.snapshotspool import SnapshotSpool

@@ -19,8 +19,8 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.forks import after_fork, fork_lock
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
+from djqueue.core.threads import after_fork, fork_lock
 from djqueue.storage.facets import Unsubscribe
 from djqueue.storage.tables.dberrors import unavailable
 

@@ -9,9 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from djqueue.core.errors import StorageError
-from djqueue.core.job import ProcessInfo, RunningJob, WorkerDump, WorkerInfo
 from djqueue.core.metrics import RunStats
-from djqueue.core.workercontrol import (
+from djqueue.core.workers import (
     ASKED,
     DUMP,
     DUMP_TTL,
@@ -19,6 +18,10 @@ from djqueue.core.workercontrol import (
     NOT_FOUND,
     STOP,
     STOPPING,
+    ProcessInfo,
+    RunningJob,
+    WorkerDump,
+    WorkerInfo,
     check_command,
     with_command,
 )

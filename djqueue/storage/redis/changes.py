@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from djqueue.core.errors import StorageError
-from djqueue.core.groups import GroupLimit
 from djqueue.core.job import DeadLetterRecord, JobRecord
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import GroupLimit, Rate
 from djqueue.core.states import State
 
 from . import records

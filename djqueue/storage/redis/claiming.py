@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from djqueue.core.errors import OptionError
 from djqueue.core.job import Claimed, ClaimRequest, Claims, Finished, Outcome
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 
 from . import records
 from .keys import QueueKeys

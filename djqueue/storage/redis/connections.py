@@ -7,7 +7,7 @@ import weakref
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, NamedTuple
 
-from djqueue.core.forks import after_fork
+from djqueue.core.threads import after_fork
 
 from . import requirements  # noqa: F401 - before redis-py is imported
 from .clusters import AsyncClusterClient, ClusterClient

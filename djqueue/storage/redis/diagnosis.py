@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import redis
 
-from djqueue.core.diagnostics import BAD, OK, WARN, DiagnosticLine, size
 from djqueue.core.errors import StorageError
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line, size
+from djqueue.core.overview import BAD, OK, WARN, DiagnosticLine
 
 from . import health
 from .connections import Connections

@@ -23,7 +23,7 @@ from redis.connection import AbstractConnection
 from redis.exceptions import RedisClusterException
 from redis.retry import Retry
 
-from djqueue.core.deadline import remaining
+from djqueue.core.deadlines import remaining
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
 
 from .clusters import AsyncClusterClient, ClusterClient

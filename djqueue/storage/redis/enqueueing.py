@@ -5,13 +5,13 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from djqueue.core import flow
-from djqueue.core.capacity import full_error
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.deadline import within
+from djqueue.core.deadlines import within
 from djqueue.core.errors import OptionError, StorageError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import JobKey, JobOptions
+from djqueue.core.policies import full_error
 from djqueue.core.states import State
 
 from . import records

@@ -17,12 +17,11 @@ import redis
 from hiredis import pack_command
 from redis import exceptions as errors
 
-from djqueue.core.breaker import CircuitBreaker, Outage
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.deadline import remaining
+from djqueue.core.deadlines import CircuitBreaker, Outage, remaining
 from djqueue.core.errors import RestoreInProgressError, StorageError, StorageUnavailableError
-from djqueue.core.forks import after_fork
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
+from djqueue.core.threads import after_fork
 
 from .connections import Connections
 from .loopconnection import LoopConnection

@@ -16,7 +16,7 @@ from typing import Any
 import redis
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.forks import after_fork
+from djqueue.core.threads import after_fork
 
 Address = tuple[str, int]
 

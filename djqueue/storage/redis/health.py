@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import redis
 
-from djqueue.core.diagnostics import Finding
 from djqueue.core.errors import StorageError
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
+from djqueue.core.overview import Finding
+from djqueue.core.policies import QueuePolicy
 
 from .connections import Connections
 from .endpoints import IDLE, Connection, spelled

@@ -9,22 +9,12 @@ from typing import Any
 
 from djqueue.core.errors import OptionError
 from djqueue.core.explain import MAX_BEFORE, SHOWN, BlockingJob, Dependency, Facts
-from djqueue.core.graph import FlowGraph, FlowNode, JobLink, explore, link
-from djqueue.core.groups import NO_LIMIT, GroupOverview
-from djqueue.core.limiter import Rate
+from djqueue.core.flow import FlowGraph, FlowNode, JobLink, explore, link
 from djqueue.core.options import JobKey
-from djqueue.core.overview import GroupsOverview, Overview, QueueOverview, Totals
-from djqueue.core.queue import GLOBAL, QueuePolicy
+from djqueue.core.overview import GroupOverview, GroupsOverview, Overview, QueueOverview, Totals
+from djqueue.core.pages import JobSummary, JobSummaryPage, first_of, mark_at, mark_before, mark_in, mention
+from djqueue.core.policies import GLOBAL, NO_LIMIT, QueuePolicy, Rate
 from djqueue.core.states import PENDING, State
-from djqueue.core.summaries import (
-    JobSummary,
-    JobSummaryPage,
-    first_of,
-    mark_at,
-    mark_before,
-    mark_in,
-    mention,
-)
 
 from .keyspace import Keyspace
 from .limits import SharedLimits

@@ -5,7 +5,7 @@ from typing import Any
 
 from djqueue.core.job import CancelResult
 from djqueue.core.options import JobKey
-from djqueue.core.queue import KEYED
+from djqueue.core.policies import KEYED
 from djqueue.core.states import REUSABLE, TERMINAL, State
 from djqueue.storage.facets import Jobs
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from djqueue.core.deadline import within
+from djqueue.core.deadlines import within
 from djqueue.core.errors import RestoreInProgressError
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.base import T
 

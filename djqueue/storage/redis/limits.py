@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from djqueue.core.errors import StorageError
 from djqueue.core.job import Claimed
-from djqueue.core.limiter import UNSET, Rate, SetConcurrency, SetRate
-from djqueue.core.sharing import NO_LIMITS, LimiterPolicy, LimiterState
+from djqueue.core.overview import LimiterState
+from djqueue.core.policies import NO_LIMITS, UNSET, LimiterPolicy, Rate, SetConcurrency, SetRate
 
 from ..facets import Limiters
 from .keys import LimiterKeys, QueueKeys, limiter_keys_of

@@ -3,9 +3,9 @@
 import threading
 from collections.abc import Callable
 
-from djqueue.core.deadline import remaining
+from djqueue.core.deadlines import remaining
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.forks import after_fork
+from djqueue.core.threads import after_fork
 
 from .connections import Connections
 from .reader import Channel, PubSubReader, Subscriber

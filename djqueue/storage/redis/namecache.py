@@ -3,7 +3,7 @@
 import threading
 import time
 
-from djqueue.core.forks import after_fork
+from djqueue.core.threads import after_fork
 
 FRESH = 5.0
 """Seconds after which the names are listed again, in case that a message was lost."""

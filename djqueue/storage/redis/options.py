@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ConfigurationError, OptionError
+from djqueue.core.messages import kind_of, shown_name
 from djqueue.core.options import DAY
-from djqueue.core.retention import Keep
-from djqueue.core.shown import kind_of, shown_name
+from djqueue.core.policies import Keep
 from djqueue.core.states import TERMINAL, State
 from djqueue.core.suggest import nearest
+from djqueue.core.units import milliseconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

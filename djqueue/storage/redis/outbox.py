@@ -11,7 +11,7 @@ from typing import Any
 
 import msgpack
 
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 
 from .keys import QueueKeys
 from .records import pack_delay, pack_groups, text

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from djqueue.core.errors import StorageError
-from djqueue.core.forks import after_fork
 from djqueue.core.job import Batch
+from djqueue.core.threads import after_fork
 from djqueue.storage.base import EventHandler, Unsubscribe
 
 from . import records

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.deadline import within
+from djqueue.core.deadlines import within
 from djqueue.core.errors import StorageError
-from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.ids import IdSource
-from djqueue.core.limiter import UNSET, SetConcurrency, SetRate
+from djqueue.core.policies import UNSET, GroupLimit, GroupWords, SetConcurrency, SetRate
 from djqueue.core.states import State
 from djqueue.storage.facets import Queues
 

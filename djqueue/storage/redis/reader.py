@@ -26,7 +26,7 @@ from redis.exceptions import (
 )
 
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
 
 from .connections import Connections
 from .endpoints import Address

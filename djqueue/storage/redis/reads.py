@@ -4,17 +4,14 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from djqueue.core.diagnostics import DiagnosticLine, Diagnostics, Finding, workers_line
 from djqueue.core.explain import Explanation, decide
-from djqueue.core.graph import MAX_FLOW_JOBS, FlowGraph
+from djqueue.core.flow import MAX_FLOW_JOBS, FlowGraph
 from djqueue.core.job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
 from djqueue.core.metrics import Bucket
-from djqueue.core.overview import GroupsOverview, Overview
-from djqueue.core.pages import JobPage
+from djqueue.core.overview import DiagnosticLine, Diagnostics, Finding, GroupsOverview, Overview, workers_line
+from djqueue.core.pages import PAGE_BYTES, PAGE_ITEMS, JobPage, JobSummaryPage
 from djqueue.core.states import State
-from djqueue.core.streams import PAGE_BYTES, PAGE_ITEMS
-from djqueue.core.summaries import JobSummaryPage
-from djqueue.core.versions import version_of
+from djqueue.core.workers import version_of
 from djqueue.storage.reads import Reads
 
 from . import diagnosis, health, pages, records

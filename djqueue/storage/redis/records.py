@@ -11,8 +11,6 @@ import msgpack
 
 from djqueue.codecs import MSGPACK, decode, encode
 from djqueue.core.backoff import Backoff
-from djqueue.core.deadletters import DeadLetterPolicy
-from djqueue.core.groups import GroupLimit, GroupWords
 from djqueue.core.job import (
     DEAD_LETTER_REASONS,
     AttemptRecord,
@@ -26,12 +24,10 @@ from djqueue.core.job import (
     JobRecord,
     Outcome,
 )
-from djqueue.core.limiter import Rate
 from djqueue.core.options import JobOptions
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.retention import Retention
+from djqueue.core.pages import are_readable
+from djqueue.core.policies import DeadLetterPolicy, GroupLimit, GroupWords, QueuePolicy, Rate, Retention
 from djqueue.core.states import State
-from djqueue.core.streams import are_readable
 
 CODES = {
     "WAITING": "w",

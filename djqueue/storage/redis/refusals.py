@@ -3,7 +3,7 @@
 from redis import exceptions as errors
 
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
 
 REFUSALS = ("WRONGPASS", "NOAUTH", "NOPERM", "AuthenticationError")
 """Errors for a wrong password, no password, and missing permissions, as those of clusters and sentinels quote

@@ -17,12 +17,11 @@ from typing import Any, TypeVar
 import redis
 from redis import exceptions as errors
 
-from djqueue.core import deadline
-from djqueue.core.breaker import CircuitBreaker, Outage
 from djqueue.core.clock import Clock
+from djqueue.core.deadlines import CircuitBreaker, Outage, remaining
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.forks import after_fork
 from djqueue.core.job import Incident
+from djqueue.core.threads import after_fork
 
 from .calls import RedisCommand as RedisCommand
 from .calls import ScriptCall as ScriptCall
@@ -393,7 +392,7 @@ class Roundtrips:
             outage = breaker.outage
             if outage is not None:  # otherwise it has just come back
                 raise StorageUnavailableError(unavailable_for(outage))
-        left = deadline.remaining(self._timeout)
+        left = remaining(self._timeout)
         if not left:
             if breaker is not None:
                 breaker.gave_up()

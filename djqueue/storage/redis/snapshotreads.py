@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from djqueue.core.enginejob import EngineJob, ItemStream
 from djqueue.core.job import DeadLetterRecord, JobRecord
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import Rate
 from djqueue.core.states import State
 from djqueue.storage import snapshots
 from djqueue.storage.snapshots import (

@@ -18,8 +18,8 @@ from typing import Any
 
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import RestoreInProgressError
-from djqueue.core.groups import GroupLimit
 from djqueue.core.job import DeadLetterRecord
+from djqueue.core.policies import GroupLimit
 from djqueue.core.states import State
 from djqueue.storage.snapshots import LimiterSettings, QueueSettings, ScheduleRows, schedules_replaced
 from djqueue.storage.snapshotspool import SnapshotSpool, SpooledJob

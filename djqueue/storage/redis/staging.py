@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from djqueue.core.capacity import full_error
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Batch
+from djqueue.core.policies import full_error
 from djqueue.storage.staging import (
     CHUNK,
     STAGE_TTL,

@@ -6,9 +6,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from djqueue.core.breaker import Outage
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
-from djqueue.core.deadline import within
+from djqueue.core.deadlines import Outage, within
 from djqueue.core.job import (
     Batch,
     ClaimRequest,
@@ -19,11 +18,10 @@ from djqueue.core.job import (
     Outcome,
     ProgressReport,
     Renewal,
+    Swept,
 )
-from djqueue.core.maintenance import Swept
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.policies import LimiterPolicy, QueuePolicy
 from djqueue.storage import backpressure
 from djqueue.storage.base import Storage
 from djqueue.storage.capabilities import Capabilities, NoTransactions

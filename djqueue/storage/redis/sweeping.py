@@ -1,7 +1,7 @@
 """Sweeps: one script for each queue, and removal in bounded steps."""
 
-from djqueue.core.maintenance import Swept
-from djqueue.core.retention import NO_RETENTION
+from djqueue.core.job import Swept
+from djqueue.core.policies import NO_RETENTION
 from djqueue.core.states import State
 
 from . import records

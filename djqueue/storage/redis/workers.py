@@ -3,9 +3,17 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from djqueue.core.job import ProcessInfo, RunningJob, WorkerDump, WorkerInfo
 from djqueue.core.metrics import RunStats
-from djqueue.core.workercontrol import ASKED, DUMP_TTL, MAX_DUMP, check_command
+from djqueue.core.workers import (
+    ASKED,
+    DUMP_TTL,
+    MAX_DUMP,
+    ProcessInfo,
+    RunningJob,
+    WorkerDump,
+    WorkerInfo,
+    check_command,
+)
 from djqueue.storage.facets import WORKER_TTL, Unsubscribe, Workers
 
 from . import records

@@ -8,10 +8,10 @@ from django.db.models import Model
 from djqueue import models
 from djqueue.codecs import MSGPACK, encode
 from djqueue.core.engine.context import EngineContext
+from djqueue.core.engine.queue import JobQueue
 from djqueue.core.enginejob import EngineJob
-from djqueue.core.groups import NO_LIMIT
 from djqueue.core.options import JobKey
-from djqueue.core.queue import JobQueue
+from djqueue.core.policies import NO_LIMIT
 from djqueue.core.states import TERMINAL, State
 from djqueue.storage.enginesnapshots import changed_limiters, settings_of
 from djqueue.storage.tables import rows

@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
-from djqueue.core.breaker import CircuitBreaker, Outage
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.deadline import remaining
+from djqueue.core.deadlines import CircuitBreaker, Outage, remaining
 from djqueue.core.errors import DjqueueError, SerializationError, StorageUnavailableError, by_code
 from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Finished, Outcome
 from djqueue.storage.base import Unsubscribe

@@ -16,14 +16,14 @@ from django.db import Error, connections
 
 from djqueue import models
 from djqueue.core.clock import Clock
-from djqueue.core.deadline import remaining
+from djqueue.core.deadlines import remaining
 from djqueue.core.engine import Engine
+from djqueue.core.engine.changes import Journal
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import DeadLetterRecord
-from djqueue.core.journal import Journal
+from djqueue.core.messages import in_one_line
 from djqueue.core.options import JobKey
-from djqueue.core.shown import in_one_line
 from djqueue.storage.tables.dialects import Dialect
 from djqueue.storage.tables.leaderlease import LeaderLease, LeaderLeaseLostError
 

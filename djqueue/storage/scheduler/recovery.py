@@ -6,16 +6,14 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from djqueue import models
-from djqueue.core.changes import incident_of
-from djqueue.core.collector import gc_paused
 from djqueue.core.engine import Engine
-from djqueue.core.enginejob import EngineJob, ItemStream
+from djqueue.core.enginejob import EngineJob, ItemStream, incident_of, interrupt, supersede, superseded
 from djqueue.core.errors import ConfigurationError
-from djqueue.core.groups import GroupLimit
-from djqueue.core.interrupted import interrupt, supersede, superseded
 from djqueue.core.job import DeadLetterRecord, Incident
 from djqueue.core.options import JobKey
+from djqueue.core.policies import GroupLimit
 from djqueue.core.states import LIVE, PENDING, TERMINAL, State
+from djqueue.core.threads import gc_paused
 from djqueue.storage.enginesnapshots import apply_settings, hold_records
 from djqueue.storage.snapshots import QueueSettings
 from djqueue.storage.tables import rows

@@ -11,8 +11,7 @@ from typing import Any
 
 from djqueue import models
 from djqueue.core.clock import Clock
-from djqueue.core.deadline import within
-from djqueue.core.diagnostics import WARN, DiagnosticLine, Diagnostics
+from djqueue.core.deadlines import within
 from djqueue.core.engine import DEFAULT_POLICY, Engine, EngineReads
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import SchedulerRunningError, StorageError, StorageUnavailableError
@@ -28,11 +27,11 @@ from djqueue.core.job import (
     Outcome,
     ProgressReport,
     Renewal,
+    Swept,
 )
-from djqueue.core.maintenance import Swept
 from djqueue.core.metrics import Tiers
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.overview import WARN, DiagnosticLine, Diagnostics
+from djqueue.core.policies import LimiterPolicy, QueuePolicy
 from djqueue.storage.enginesnapshots import EngineSnapshots
 from djqueue.storage.facets import WORKER_TTL, Unsubscribe
 from djqueue.storage.tables.dberrors import named

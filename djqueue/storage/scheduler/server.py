@@ -12,7 +12,7 @@ from typing import Any
 from django.db import connections
 
 from djqueue.core.errors import DjqueueError, SerializationError, StorageError, StorageUnavailableError
-from djqueue.core.throttle import ThrottledLog
+from djqueue.core.messages import ThrottledLog
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.snapshots import Part
 from djqueue.storage.wire import pack

@@ -12,12 +12,10 @@ from typing import Any, cast
 
 from django.db import connections
 
-from djqueue.core.breaker import Outage
 from djqueue.core.clock import Clock
-from djqueue.core.deadline import within
+from djqueue.core.deadlines import Outage, within
 from djqueue.core.engine import DEFAULT_POLICY
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
-from djqueue.core.forks import after_fork
 from djqueue.core.job import (
     Batch,
     ClaimRequest,
@@ -28,13 +26,13 @@ from djqueue.core.job import (
     Outcome,
     ProgressReport,
     Renewal,
+    Swept,
 )
-from djqueue.core.maintenance import Swept
+from djqueue.core.messages import shown_name
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.sharing import LimiterPolicy
-from djqueue.core.shown import shown_name
+from djqueue.core.policies import LimiterPolicy, QueuePolicy
 from djqueue.core.states import State
+from djqueue.core.threads import after_fork
 from djqueue.storage import backpressure, snapshots
 from djqueue.storage.base import Storage
 from djqueue.storage.capabilities import Capabilities, SchedulerRole

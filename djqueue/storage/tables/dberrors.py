@@ -13,7 +13,7 @@ from django.db.transaction import TransactionManagementError
 
 from djqueue import migrations
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
 
 REFUSED = re.compile(
     r"password authentication failed|no password supplied|role \S+ does not exist|no pg_hba\.conf entry"

@@ -15,7 +15,7 @@ from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model, Q
 
-from djqueue.core.deadline import remaining
+from djqueue.core.deadlines import remaining
 
 Row = tuple[Any, ...]
 

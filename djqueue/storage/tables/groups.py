@@ -4,8 +4,7 @@ from collections.abc import Collection
 from typing import Any
 
 from djqueue import models
-from djqueue.core.groups import NO_LIMIT, GroupLimit
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import NO_LIMIT, GroupLimit, Rate
 
 from .rows import Row, chunked
 

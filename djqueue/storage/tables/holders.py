@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from djqueue.core.durations import EPOCH
+from djqueue.core.units import EPOCH
 
 SCHEDULER_LEASE = "scheduler"
 """Name of the lease of the process that is the scheduler of a database."""

@@ -7,11 +7,10 @@ from django.db.models import Q
 
 from djqueue import models
 from djqueue.core.errors import OptionError
-from djqueue.core.groups import GroupLimit
 from djqueue.core.job import JobRecord
-from djqueue.core.pages import mark_of
+from djqueue.core.pages import JobSummaryPage, first_of, mark_in, mark_of
+from djqueue.core.policies import GroupLimit
 from djqueue.core.states import State
-from djqueue.core.summaries import JobSummaryPage, first_of, mark_in
 
 from . import names, rows
 from .groups import group_limits

@@ -10,8 +10,8 @@ from django.db.models import QuerySet
 
 from djqueue import models
 from djqueue.core.clock import Clock
-from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import StorageError
+from djqueue.core.units import to_milliseconds
 
 from . import outsiders
 from .clock import set_right

@@ -17,11 +17,10 @@ from djqueue.core.job import (
     JobFailure,
     JobRecord,
 )
-from djqueue.core.limiter import Rate
 from djqueue.core.options import MSGPACK, JobOptions
-from djqueue.core.retention import Keep, KeepResults
+from djqueue.core.pages import JobSummary
+from djqueue.core.policies import Keep, KeepResults, Rate
 from djqueue.core.states import State
-from djqueue.core.summaries import JobSummary
 
 Row = tuple[Any, ...]
 

@@ -11,9 +11,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import DurationField
 
 from djqueue import models
-from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import OptionError, SnapshotTargetError
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.fields import MillisecondsField
 from djqueue.storage.snapshots import Record, ScheduleRows
 

@@ -1,7 +1,7 @@
 """Leases of processes, such as the scheduler's, that were neither renewed nor released."""
 
 from djqueue import models
-from djqueue.core.durations import to_milliseconds
+from djqueue.core.units import to_milliseconds
 
 from .holders import RELEASED, LeaseHolder
 

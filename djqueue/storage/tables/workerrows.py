@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from djqueue.core.job import WorkerInfo
+from djqueue.core.workers import WorkerInfo
 
 from .rows import TEXT_LIMIT, clean
 

@@ -7,11 +7,8 @@ from threading import Event as ThreadEvent
 import pytest
 
 from djqueue.core.backoff import Backoff
-from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.job import Event, JobRecord
-from djqueue.core.limiter import Rate
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
+from djqueue.core.policies import DeadLetterPolicy, Keep, KeepOfJob, KeepResults, QueuePolicy, Rate, Retention
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 

@@ -8,7 +8,7 @@ from threading import Event as ThreadEvent
 from threading import Lock
 
 from djqueue.core.job import Claimed, ClaimRequest, Outcome
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import Rate
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 

@@ -1,6 +1,6 @@
 """Flow graphs: reading the graph of jobs around one job."""
 
-from djqueue.core.graph import FlowGraph
+from djqueue.core.flow import FlowGraph
 from djqueue.core.job import Batch
 from djqueue.core.options import JobKey
 from djqueue.core.states import State

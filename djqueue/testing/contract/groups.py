@@ -6,9 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from djqueue.core.errors import OptionError
-from djqueue.core.groups import GroupLimit
 from djqueue.core.job import Claimed, Outcome
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import GroupLimit, Rate
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 

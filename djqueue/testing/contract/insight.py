@@ -9,11 +9,11 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import OptionError
 from djqueue.core.explain import BlockingJob, Dependency, Explanation
 from djqueue.core.job import ProgressReport
-from djqueue.core.limiter import Rate
 from djqueue.core.metrics import HOUR, MINUTE, PARTS, Histogram, RunStats, part_of
 from djqueue.core.options import DAY
 from djqueue.core.overview import QueueOverview, Totals
 from djqueue.core.pages import JobPage
+from djqueue.core.policies import Rate
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 

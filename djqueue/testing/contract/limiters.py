@@ -8,7 +8,7 @@ from threading import Lock
 import pytest
 
 from djqueue.core.job import Claimed, Outcome
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import Rate
 from djqueue.core.states import PENDING, State
 from djqueue.storage.base import Storage
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from djqueue.core.job import Claimed, Outcome
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import Rate
 from djqueue.core.states import PENDING, State
 from djqueue.storage.base import Storage
 

@@ -25,8 +25,8 @@ from djqueue.core.job import (
     Outcome,
     ProgressReport,
 )
-from djqueue.core.limiter import Rate
 from djqueue.core.options import ON_DEPENDENCY_FAILURE, ON_DUPLICATE, JobKey, JobOptions
+from djqueue.core.policies import Rate
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 

@@ -1,6 +1,6 @@
 """Maintenance: sweeps can run concurrently, and each change is made once."""
 
-from djqueue.core.maintenance import Swept
+from djqueue.core.job import Swept
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 

@@ -13,18 +13,12 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from djqueue.core.engine import EXPIRED
-from djqueue.core.finished import FOREVER, RETURNED
-from djqueue.core.groups import GroupLimit
-from djqueue.core.job import AttemptRecord, Batch, DeadLetterRecord, JobFailure
-from djqueue.core.limiter import Rate
-from djqueue.core.maintenance import Swept
+from djqueue.core.engine.finished import FOREVER, RETURNED
+from djqueue.core.enginejob import size_of_error, stalled_error
+from djqueue.core.job import AttemptRecord, Batch, DeadLetterRecord, JobFailure, Swept
 from djqueue.core.options import JobKey, JobOptions
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.retention import NO_RETENTION
-from djqueue.core.sizes import size_of_error
-from djqueue.core.stalls import stalled_error
+from djqueue.core.policies import NO_RETENTION, PREDECESSOR, GroupLimit, QueuePolicy, Rate
 from djqueue.core.states import LIVE, PENDING, REUSABLE, TERMINAL, State
-from djqueue.core.unique import PREDECESSOR
 
 from ..clock import FakeClock
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from djqueue.core.errors import OptionError, SnapshotTargetError
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import Rate
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 from djqueue.storage.snapshots import DEAD, JOB, KINDS, Part, SnapshotCounts

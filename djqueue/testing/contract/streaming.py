@@ -22,8 +22,8 @@ from djqueue.core.errors import (
     StreamRestartedError,
 )
 from djqueue.core.job import Claimed, ItemMark
+from djqueue.core.pages import PAGE_BYTES
 from djqueue.core.states import State
-from djqueue.core.streams import PAGE_BYTES
 from djqueue.storage.base import Storage
 
 from ..factories import (

@@ -3,8 +3,8 @@
 import pytest
 
 from djqueue.core.errors import OptionError
+from djqueue.core.pages import JobSummary, JobSummaryPage
 from djqueue.core.states import State
-from djqueue.core.summaries import JobSummary, JobSummaryPage
 from djqueue.storage.base import Storage
 
 from ..factories import (

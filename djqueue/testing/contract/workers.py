@@ -5,8 +5,7 @@ from threading import Event
 import pytest
 
 from djqueue.core.errors import OptionError
-from djqueue.core.job import ProcessInfo, RunningJob
-from djqueue.core.workercontrol import DUMP_TTL, MAX_DUMP
+from djqueue.core.workers import DUMP_TTL, MAX_DUMP, ProcessInfo, RunningJob
 from djqueue.storage.base import Storage
 
 from ..factories import worker

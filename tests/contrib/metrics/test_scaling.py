@@ -7,9 +7,9 @@ from django.test import Client
 
 from djqueue.conf import read_settings
 from djqueue.contrib.metrics.scaling import scaling
-from djqueue.core.limiter import Rate
 from djqueue.core.metrics import MINUTE, PARTS, Bucket, Histogram
 from djqueue.core.overview import NO_TOTALS, Overview, QueueOverview
+from djqueue.core.policies import Rate
 from djqueue.core.states import State
 from djqueue.testing import factories
 from djqueue.testing.contract.insight import stats

@@ -10,7 +10,7 @@ from djqueue.codecs import MSGPACK, decode
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage import publishing
 from djqueue.storage.database import DatabaseStorage

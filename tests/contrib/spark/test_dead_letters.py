@@ -10,9 +10,8 @@ from djqueue.codecs import MSGPACK, decode
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.rows import MIN_SALVAGED, salvage_payload
 from djqueue.contrib.spark.writing import Write
-from djqueue.core.deadletters import DeadLetterPolicy
 from djqueue.core.job import REJECTED
-from djqueue.core.queue import KEYED, QueuePolicy
+from djqueue.core.policies import KEYED, DeadLetterPolicy, QueuePolicy
 from djqueue.testing.factories import batch, claim
 from tests.contrib.spark.conftest import open_storage
 

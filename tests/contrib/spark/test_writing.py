@@ -11,7 +11,7 @@ from djqueue.codecs import MSGPACK, decode
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.writing import NAMED_QUEUES, Write, WriteReport, WriteThrottle
 from djqueue.core.errors import OptionError, StorageUnavailableError
-from djqueue.core.queue import KEYED, QueuePolicy
+from djqueue.core.policies import KEYED, QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage import publishing
 from djqueue.storage.staging import ChunkMissingError, Counts

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from djqueue import Queue
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.job import RunningJob
+from djqueue.core.workers import RunningJob
 from djqueue.models import BulkKind, BulkOperation, CronJob
 from djqueue.operations import bulk
 from djqueue.storage.bulkwrites import DONE, UNFINISHED, QueueShare, tag_of

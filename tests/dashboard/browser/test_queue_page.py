@@ -7,8 +7,8 @@ from playwright.sync_api import Page, expect
 
 from djqueue import Queue
 from djqueue.client import get_storage
-from djqueue.core.groups import GroupLimit
 from djqueue.core.job import ClaimRequest
+from djqueue.core.policies import GroupLimit
 from djqueue.operations.annotations import annotate
 from tests.dashboard.browser.test_access import scrolls_sideways, violations
 from tests.dashboard.visiting import PAGES, address

@@ -7,7 +7,7 @@ import pytest
 from djqueue.core.job import JobRecord
 from djqueue.core.options import JobOptions
 from djqueue.core.permissions import NOTHING
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.runtime.executors.processes import batches as requests
 from djqueue.runtime.executors.processes import frames

@@ -6,7 +6,7 @@ from django.db import transaction
 from djqueue import models
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.metrics import DAY
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.database.transaction import Tx

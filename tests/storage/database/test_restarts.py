@@ -4,9 +4,7 @@ import pytest
 from django.db import connection
 
 from djqueue import models
-from djqueue.core.limiter import Rate
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.policies import LimiterPolicy, QueuePolicy, Rate
 from djqueue.core.states import State
 from djqueue.storage.database import storage as storages
 from djqueue.testing.clock import FakeClock

@@ -10,7 +10,7 @@ from django.db import connection, connections, transaction
 
 from djqueue import models
 from djqueue.core.job import Lease
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import PENDING, State
 from djqueue.models import hot
 from djqueue.storage.database import claim as claim_module

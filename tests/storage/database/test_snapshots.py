@@ -9,8 +9,7 @@ from django.db import connection, transaction
 
 from djqueue import models
 from djqueue.core.job import Lease
-from djqueue.core.limiter import Rate
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy, Rate
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.database.snapshots import CLEARED

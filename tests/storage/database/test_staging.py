@@ -16,7 +16,7 @@ from djqueue import models
 from djqueue.contrib.spark import models as spark_models
 from djqueue.core.errors import QueueFullError
 from djqueue.core.job import Batch
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage, staging
 from djqueue.storage.publishing import SILENCE

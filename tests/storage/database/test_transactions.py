@@ -13,7 +13,7 @@ from django.db import connection, connections, transaction
 
 from djqueue import models
 from djqueue.client import Queue
-from djqueue.core.deadline import within
+from djqueue.core.deadlines import within
 from djqueue.core.errors import (
     ConfigurationError,
     OptionError,
@@ -21,7 +21,7 @@ from djqueue.core.errors import (
     StorageUnavailableError,
     WaitInTransactionError,
 )
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.fields import NAME_LENGTH
 from djqueue.storage.database import DatabaseStorage, dialects, reads

@@ -6,8 +6,7 @@ import pytest
 from django.db import connection, connections, transaction
 
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.policies import LimiterPolicy, QueuePolicy
 from djqueue.storage.database import events, wake
 from djqueue.testing.factories import (
     QUEUE,

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.retention import Keep, KeepOfJob, KeepResults, Retention
+from djqueue.core.policies import Keep, KeepOfJob, KeepResults, QueuePolicy, Retention
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage, removing
 from djqueue.testing import factories as f

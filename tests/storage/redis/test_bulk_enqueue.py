@@ -8,7 +8,7 @@ import redis
 
 from djqueue.client import Queue
 from djqueue.core.errors import QueueFullError, StorageUnavailableError
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import QUEUE, batch, claim_ids, counts, enqueue, state

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from djqueue.core.errors import QueueFullError
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing.clock import FakeClock

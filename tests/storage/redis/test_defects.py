@@ -5,8 +5,7 @@ from threading import Event
 import pytest
 
 from djqueue import Queue, Worker
-from djqueue.core.deadletters import DeadLetterPolicy
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import DeadLetterPolicy, QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing.factories import (

@@ -8,9 +8,8 @@ import msgpack
 import pytest
 
 from djqueue.core.job import Batch, ClaimRequest, JobFailure, Outcome
-from djqueue.core.limiter import Rate
 from djqueue.core.options import JobOptions
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy, Rate
 from djqueue.storage.redis import RedisStorage, claiming
 from djqueue.testing.clock import FakeClock
 

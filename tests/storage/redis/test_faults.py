@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import Rate
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing.factories import (

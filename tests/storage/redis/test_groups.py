@@ -6,8 +6,7 @@ import pytest
 import redis
 
 from djqueue.core.errors import ConfigurationError
-from djqueue.core.limiter import Rate
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy, Rate
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import QUEUE, claim, claim_one, enqueue, enqueue_many

@@ -9,7 +9,7 @@ from django.core.management import CommandError, call_command
 from djqueue.core.errors import StorageError
 from djqueue.core.job import Batch, ClaimRequest
 from djqueue.core.options import JobOptions
-from djqueue.core.queue import QueuePolicy
+from djqueue.core.policies import QueuePolicy
 from djqueue.storage.redis import RedisStorage, health
 from djqueue.storage.redis.options import RedisOptions
 from tests import servers

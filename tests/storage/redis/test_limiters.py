@@ -6,9 +6,7 @@ from random import Random
 import pytest
 import redis
 
-from djqueue.core.limiter import Rate
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.policies import LimiterPolicy, QueuePolicy, Rate
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
 from djqueue.storage.redis.limits import GRACE

@@ -7,8 +7,7 @@ from threading import Event
 import pytest
 
 from djqueue.core.job import ClaimRequest
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.policies import LimiterPolicy, QueuePolicy
 from djqueue.storage.redis import RedisStorage, namecache
 from djqueue.storage.redis.looks import LOOK_SOON
 from djqueue.testing.factories import NAME, completing, enqueue, enqueue_many

@@ -5,10 +5,7 @@ from contextlib import closing, contextmanager
 import pytest
 import redis
 
-from djqueue.core.groups import GroupLimit
-from djqueue.core.limiter import Rate
-from djqueue.core.queue import QueuePolicy
-from djqueue.core.sharing import LimiterPolicy
+from djqueue.core.policies import GroupLimit, LimiterPolicy, QueuePolicy, Rate
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
 from djqueue.storage.redis.records import unpack_ids

@@ -3,11 +3,11 @@
 from typing import Any
 
 from djqueue.core.engine import Engine
-from djqueue.core.engine.replacing import all_jobs
+from djqueue.core.engine.metricstore import MetricStore
+from djqueue.core.engine.persistence import all_jobs
+from djqueue.core.engine.queue import JobQueue
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.job import JobRecord
-from djqueue.core.metricstore import MetricStore
-from djqueue.core.queue import JobQueue
 from djqueue.core.states import State
 from djqueue.storage.enginesnapshots import changed_limiters, settings_of
 from djqueue.storage.scheduler import SchedulerStorage

@@ -11,7 +11,7 @@ import pytest
 from django.db import transaction
 
 from djqueue import models
-from djqueue.core.deadline import within
+from djqueue.core.deadlines import within
 from djqueue.core.errors import (
     ConfigurationError,
     OptionError,

@@ -11,9 +11,9 @@ from pyspark.sql import functions as sql
 
 from djqueue.contrib.spark.readable import as_json
 from djqueue.contrib.spark.tables import ATTEMPTS, JOBS, Table, ddl
-from djqueue.core.durations import to_milliseconds
 from djqueue.core.errors import StorageError
 from djqueue.core.states import TERMINAL
+from djqueue.core.units import to_milliseconds
 from djqueue.storage.base import Storage
 
 if TYPE_CHECKING:

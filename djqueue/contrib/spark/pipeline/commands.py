@@ -14,8 +14,8 @@ from djqueue.contrib.spark.options import key_of
 from djqueue.contrib.spark.secrets import resolved
 from djqueue.contrib.spark.writing import WriteReport
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime
 from djqueue.core.errors import ConfigurationError, OptionError
+from djqueue.core.units import to_datetime
 from djqueue.storage.base import Storage
 
 from .backfill import backfill

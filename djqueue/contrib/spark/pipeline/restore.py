@@ -8,9 +8,9 @@ from pyspark.sql import functions as sql
 
 from djqueue.contrib.spark.tables import ATTEMPTS, JOBS, Table
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime
 from djqueue.core.headers import Headers
 from djqueue.core.options import JobOptions
+from djqueue.core.units import to_datetime
 
 from .archive import DAY, archived
 

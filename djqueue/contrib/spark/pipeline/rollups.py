@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as sql
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import OptionError
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.storage import sparktables
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ import msgpack
 from djqueue.client import envelope, registry
 from djqueue.conf import Settings
 from djqueue.core.backoff import Backoff
-from djqueue.core.durations import LONGEST
 from djqueue.core.errors import OptionError, PayloadTooLargeError, by_code
 from djqueue.core.job import Batch, Claimed, EnqueueResult
 from djqueue.core.options import (
@@ -30,6 +29,7 @@ from djqueue.core.options import (
 )
 from djqueue.core.permissions import Permissions
 from djqueue.core.states import State
+from djqueue.core.units import LONGEST
 from djqueue.storage.scan import has_more_values
 
 from . import frames

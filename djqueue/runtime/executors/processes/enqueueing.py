@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from djqueue.client.announcing import announcer
 from djqueue.core.errors import DjqueueError, QueueFullError, StorageError
 from djqueue.core.job import Batch, Claimed, EnqueueResult
+from djqueue.core.messages import ThrottledLog
 from djqueue.core.permissions import Permissions
-from djqueue.core.throttle import ThrottledLog
 from djqueue.signals import job_enqueued
 
 from .batches import read_request

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from djqueue.core.executors import ISOLATED, SUBPROCESS, JobLimits
-from djqueue.core.job import ProcessInfo
+from djqueue.core.workers import ProcessInfo
 from djqueue.runtime.runs import Run
 from djqueue.runtime.stopping import Stop
 from djqueue.storage import wire

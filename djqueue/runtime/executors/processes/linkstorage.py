@@ -15,8 +15,8 @@ from djqueue.core.job import (
     Outcome,
     ProgressReport,
     Renewal,
+    Swept,
 )
-from djqueue.core.maintenance import Swept
 from djqueue.storage.base import P, Storage, T, Unsubscribe
 from djqueue.storage.capabilities import Capabilities
 

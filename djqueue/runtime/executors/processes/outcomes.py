@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from djqueue.core.durations import LONGEST
 from djqueue.core.job import JobFailure, Outcome
 from djqueue.core.options import MSGPACK
+from djqueue.core.units import LONGEST
 from djqueue.runtime.runs import Run
 from djqueue.runtime.tracebacks import MAX_MESSAGE, MAX_TRACEBACK, clean
 

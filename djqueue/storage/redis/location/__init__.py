@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from djqueue.core.durations import milliseconds
 from djqueue.core.errors import ConfigurationError, OptionError
-from djqueue.core.shown import kind_of, shown_name
+from djqueue.core.messages import kind_of, shown_name
 from djqueue.core.suggest import nearest
+from djqueue.core.units import milliseconds
 from djqueue.storage.redis.endpoints import CLUSTER_ARGUMENTS, Address, Endpoint, Sentinel
 
 from . import urls

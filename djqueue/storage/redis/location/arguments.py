@@ -6,7 +6,7 @@ from typing import Any
 import redis
 
 from djqueue.core.errors import ConfigurationError
-from djqueue.core.shown import shown_name
+from djqueue.core.messages import shown_name
 from djqueue.core.suggest import nearest
 from djqueue.storage.redis.endpoints import CLUSTER_ARGUMENTS
 

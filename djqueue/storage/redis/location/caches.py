@@ -15,7 +15,7 @@ from django.core.cache.backends.redis import RedisCache
 from django.utils.module_loading import import_string
 
 from djqueue.core.errors import ConfigurationError
-from djqueue.core.shown import shown_name
+from djqueue.core.messages import shown_name
 from djqueue.core.suggest import nearest
 from djqueue.storage.redis.endpoints import Endpoint, Sentinel
 

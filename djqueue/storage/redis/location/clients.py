@@ -10,7 +10,7 @@ from redis.exceptions import RedisClusterException
 from redis.sentinel import SentinelConnectionPool
 
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
-from djqueue.core.shown import NAME, kind_of, without_credentials
+from djqueue.core.messages import NAME, kind_of, without_credentials
 from djqueue.storage.redis.endpoints import Address, Cluster, Endpoint, Sentinel, Single
 
 from .arguments import taken

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from redis.connection import parse_url
 
 from djqueue.core.errors import ConfigurationError
-from djqueue.core.shown import kind_of
+from djqueue.core.messages import kind_of
 from djqueue.storage.redis.endpoints import Address, Cluster, Endpoint, Sentinel, Single
 
 from .arguments import OWN, check_argument, taken

@@ -75,7 +75,7 @@ local function utc(milliseconds)
   )
 end
 
--- Describe the lost attempts with their workers and times, as core/stalls.py does.
+-- Describe the lost attempts with their workers and times, as core/enginejob.py does.
 local function stalled_text(job, stalls)
   local b, listed = job.b, {}
   local function list(attempt, worker, started, after_end)

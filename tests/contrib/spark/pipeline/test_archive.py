@@ -19,8 +19,8 @@ from djqueue.contrib.spark.pipeline.archive import (
 )
 from djqueue.contrib.spark.pipeline.replay import selected
 from djqueue.contrib.spark.tables import ATTEMPTS, JOBS
-from djqueue.core.durations import to_datetime
 from djqueue.core.states import State
+from djqueue.core.units import to_datetime
 from djqueue.testing.factories import a_failed_job, claim, completing, enqueue
 from tests.contrib.spark.pipeline.frames import at, job, jobs_of, run, runs_of
 

@@ -12,9 +12,9 @@ from djqueue.codecs import MSGPACK, decode
 from djqueue.contrib.spark.models import Rollup
 from djqueue.contrib.spark.pipeline.archive import archived
 from djqueue.contrib.spark.pipeline.main import main
-from djqueue.core.durations import to_datetime
 from djqueue.core.headers import Headers
 from djqueue.core.states import State
+from djqueue.core.units import to_datetime
 from djqueue.models import Job, JobAttempt
 from djqueue.storage.tables import leaderlease
 from djqueue.storage.tables.rows import unpack_options

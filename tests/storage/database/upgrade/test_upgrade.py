@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from djqueue import models
-from djqueue.core.limiter import Rate
+from djqueue.core.policies import Rate
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.tables import schema

@@ -15,7 +15,7 @@ from djqueue.contrib.spark.pipeline.main import FAILED, WRONG
 from djqueue.contrib.spark.pipeline.parser import HELP, PipelineHelpFormatter, add_commands
 from djqueue.contrib.spark.project import storage_options
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError
-from djqueue.core.shown import in_one_line
+from djqueue.core.messages import in_one_line
 
 
 class SparkCommandHelpFormatter(PipelineHelpFormatter, DjangoHelpFormatter):

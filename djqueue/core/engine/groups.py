@@ -4,10 +4,11 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
-from typing import Generic, NamedTuple, TypedDict, TypeVar
+from typing import Generic, TypeVar
 
-from .enginejob import EngineJob
-from .limiter import Rate
+from ..enginejob import EngineJob
+from ..overview import GroupOverview
+from ..policies import NO_LIMIT, GroupLimit, Rate
 
 K = TypeVar("K", str, tuple[str, Rate])
 STALE = 64
@@ -118,47 +119,6 @@ class GroupBuckets:
     def _missing(self, group: str, rate: Rate, tick: int) -> int:
         full_at = self._full_at.get((group, rate))
         return 0 if full_at is None else max(0, full_at - tick * rate.capacity)
-
-
-class GroupLimit(NamedTuple):
-    """Overrides of a group's limits, set while the queue runs."""
-
-    concurrency: int | None = None
-    """Maximum number of active jobs; None: the default of the queue."""
-    paused: bool = False
-    rate: Rate | None = None
-    """Maximum starts per time; None: the default of the queue."""
-    weight: int | None = None
-    """Turns for each turn of a group with weight 1; None: the default of the queue."""
-
-
-NO_LIMIT = GroupLimit()
-
-
-class GroupOverview(NamedTuple):
-    """One group of a queue."""
-
-    name: str
-    waiting: int
-    """Waiting jobs, ready or held back by the group."""
-    active: int
-    limit: int
-    """Current maximum number of active jobs; 0: groups hold no job back."""
-    rate: Rate | None
-    """Current starts per time."""
-    weight: int
-    """Current turns for each turn of a group with weight 1."""
-    paused: bool
-    overrides: GroupLimit
-    """Overrides, set while the queue runs."""
-
-
-class GroupWords(TypedDict, total=False):
-    """Changes of a group's overrides; None removes an override."""
-
-    concurrency: int | None
-    rate: Rate | None
-    weight: int | None
 
 
 class Group:

@@ -4,42 +4,14 @@ import heapq
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count, islice
 from random import Random
 
-from .backoff import Backoff
-from .enginejob import EngineJob
-from .job import REJECTED, DeadLetterRecord, JobFailure
-from .options import DAY
-from .sizes import size_of
+from ..enginejob import EngineJob, letter_of, size_of
+from ..job import DeadLetterRecord
+from ..policies import DeadLetterPolicy
 
 COMPACT_FROM = 64
-NO_ERROR = JobFailure("", "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterPolicy:
-    """Configuration of a queue's dead letters."""
-
-    max_entries: int = 10_000
-    """Maximum number; the oldest are removed first."""
-    max_bytes: int | None = None
-    """Maximum bytes of their jobs' payloads and errors; None: unlimited."""
-    ttl: int = 7 * DAY
-    """Milliseconds for which a dead letter is kept."""
-    auto_retries: int = 0
-    """Number of automatic retries of a dead letter."""
-    auto_retry_delay: int | Backoff = 3_600_000
-    """Milliseconds before an automatic retry, or a rule by the number of the retry."""
-
-    def retry_at(self, reason: str, retries: int, now: int, random: Random) -> int:
-        """Return the time of the next automatic retry; 0: never."""
-        if retries >= self.auto_retries or reason == REJECTED:
-            return 0
-        delay = self.auto_retry_delay
-        return now + (delay.delay(retries + 1, random) if isinstance(delay, Backoff) else delay)
-
 
 Heap = list[tuple[int, int, DeadLetterRecord]]
 """(time, number, dead letter)."""
@@ -218,26 +190,6 @@ class DeadLetters:
 
     def __len__(self) -> int:
         return len(self._letters)
-
-
-def letter_of(
-    job: EngineJob, now: int, retries: int, policy: DeadLetterPolicy, random: Random
-) -> DeadLetterRecord:
-    """Return the dead letter of a failed job with this number of automatic retries."""
-    error = job.error or NO_ERROR
-    return DeadLetterRecord(
-        job.queue,
-        job.id,
-        job.reason,
-        now,
-        now + policy.ttl,
-        retries,
-        policy.retry_at(job.reason, retries, now, random),
-        job.name,
-        error.type,
-        error.message,
-        tuple(sorted(job.unmet)) if job.unmet else (),
-    )
 
 
 def _number(entry: tuple[int, DeadLetterRecord]) -> int:

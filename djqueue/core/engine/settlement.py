@@ -1,21 +1,21 @@
-"""Ends of attempts, and what follows when a job ends: its dependents, its unique key, its record."""
+"""What follows an operation after its locks are released: wake-ups, events, incidents, and the ends of
+dependencies.
+"""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from threading import Lock
 
-from ..changes import PendingChanges
 from ..enginejob import EngineJob
-from ..errors import OptionError
-from ..job import DEAD_LETTER_REASONS, Event, Incident, JobFailure, Outcome
+from ..job import Event, Incident, JobFailure
 from ..options import JobKey
-from ..queue import JobQueue
-from ..shard import Shard
 from ..states import LIVE, State
+from .changes import PendingChanges
 from .context import EngineContext
+from .shard import EventHandler, Shard
 
 Wake = Callable[[], None]
 Unsubscribe = Callable[[], None]
@@ -206,72 +206,37 @@ class Settlement:
                 shard.let_go(keys, job, now)
 
 
-OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
+class EngineEvents:
+    """Events of the engine."""
 
-
-class Finisher:
-    """Ends attempts whose tokens hold."""
-
-    def __init__(self, context: EngineContext, settlement: Settlement) -> None:
+    def __init__(self, context: EngineContext) -> None:
         self._context = context
-        self._settlement = settlement
 
-    def finish(self, outcomes: Sequence[Outcome]) -> list[bool]:
-        """End attempts: see `Engine.finish`; return whether each token held."""
-        changes = PendingChanges()
-        for outcome in outcomes:
-            if outcome.kind not in OUTCOMES:
-                raise OptionError(f"unknown outcome {outcome.kind!r}")
-        now = self._context.clock.now()
-        accepted = [self._finish_one(outcome, now, changes) for outcome in outcomes]
-        some = changes.events or changes.ended or changes.woken
-        if some or changes.incidents or changes.unbound or changes.freed:
-            self._settlement.settle(changes)
-        return accepted
-
-    def _finish_one(self, outcome: Outcome, now: int, changes: PendingChanges) -> bool:
-        context = self._context
-        processing = context.processing[hash(outcome.id) & context.mask]
-        shard = context.shard(outcome.queue)
-        queue = shard.queues.get(outcome.queue)
-        if queue is None:
-            return False
-        if outcome.kind == "complete":
-            with processing.lock:
-                job = processing.active.get(outcome.token)
-                if job is None:
-                    return False
-                if job.options.plain and not job.has_dependents:
-                    if processing.release(outcome.token, outcome.queue, outcome.id) is None:
-                        return False
-                    shard.complete(queue, job, outcome.result, now, changes)
-                    return True
+    def subscribe(self, queue: str, handler: EventHandler, job_id: str | None = None) -> Unsubscribe:
+        """Call `handler`, from any thread, for each event of a queue, or of one of its jobs."""
+        shard = self._context.shard(queue)
         with shard.lock:
-            with processing.lock:
-                job = processing.release(outcome.token, outcome.queue, outcome.id)
-            if job is None:
-                return False
-            self._apply(shard, queue, job, outcome, now, changes)
-        return True
+            subscribers = shard.subscribers.setdefault(queue, {})
+            subscribers[job_id] = [*subscribers.get(job_id, ()), handler]
+            if (job_queue := shard.queues.get(queue)) is not None:
+                job_queue.observed = True
 
-    def _apply(
-        self,
-        shard: Shard,
-        queue: JobQueue,
-        job: EngineJob,
-        outcome: Outcome,
-        now: int,
-        changes: PendingChanges,
-    ) -> None:
-        if outcome.kind == "complete":
-            shard.complete(queue, job, outcome.result, now, changes)
-        elif outcome.kind == "fail":
-            reason = outcome.reason if outcome.reason in DEAD_LETTER_REASONS else "unknown"
-            shard.fail_active(queue, job, reason, outcome.error, now, changes)
-        elif outcome.kind == "cancel" or job.cancel_requested:
-            shard.cancel_active(queue, job, outcome.reason or "cancelled", now, changes)
-            if outcome.kind != "cancel":
-                changes.note_incident(job, "cancelled")  # The worker does not know of it.
-        else:
-            event = "retried" if outcome.kind == "retry" else "released"
-            shard.put_back(queue, job, event, outcome.delay, outcome.error, now, changes)
+        subscribed = True
+
+        def unsubscribe() -> None:
+            nonlocal subscribed
+            with shard.lock:
+                if not subscribed:
+                    return
+                subscribed = False
+                left = subscribers[job_id].copy()
+                left.remove(handler)  # Only one, because it may have been subscribed more than once.
+                subscribers[job_id] = left
+                if not left:
+                    del subscribers[job_id]
+                if not subscribers:
+                    del shard.subscribers[queue]
+                    if (job_queue := shard.queues.get(queue)) is not None:
+                        job_queue.observed = False
+
+        return unsubscribe

@@ -1,47 +1,94 @@
-"""A limiter that several queues share: permits in use, and whose turn is next."""
+"""Limiters of jobs: those of one queue, and those that several queues share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from threading import Lock
-from typing import NamedTuple
 
-from .clock import Clock
-from .limiter import QueueLimiter, Rate, SetConcurrency, SetRate
+from ..clock import Clock
+from ..overview import LimiterState
+from ..policies import UNSET, LimiterPolicy, Rate, SetConcurrency, SetRate
+
+
+class TokenBucket:
+    """Tokens computed from elapsed time, so that no timer has to refill them.
+
+    Tokens are counted in parts, `per` to a token: a millisecond adds `capacity` parts.
+    """
+
+    __slots__ = ("_at", "_parts", "rate")
+
+    def __init__(self, rate: Rate, tick: int) -> None:
+        self.rate = rate
+        self._parts = rate.capacity * rate.per
+        self._at = tick
+
+    def available(self, tick: int) -> int:
+        """Return the whole tokens at a monotonic time in milliseconds."""
+        self._refill(tick)
+        return self._parts // self.rate.per
+
+    def consume(self, count: int) -> None:
+        """Take tokens that `available` has returned."""
+        self._parts -= count * self.rate.per
+
+    def wait(self, tick: int) -> int:
+        """Return the milliseconds until a whole token is available; 0: now."""
+        self._refill(tick)
+        missing = self.rate.per - self._parts
+        return max(0, -(-missing // self.rate.capacity))
+
+    @property
+    def missing(self) -> int:
+        """Parts that are missing to a full bucket, as of the last call with a time."""
+        return self.rate.capacity * self.rate.per - self._parts
+
+    def take_parts(self, parts: int) -> None:
+        """Take parts of tokens."""
+        self._parts -= parts
+
+    def _refill(self, tick: int) -> None:
+        elapsed = max(0, tick - self._at)
+        self._at += elapsed
+        full = self.rate.capacity * self.rate.per
+        self._parts = min(full, self._parts + elapsed * self.rate.capacity)
+
+
+class QueueLimiter:
+    """The limits of one queue: rate first, then concurrency; a refusal changes nothing."""
+
+    __slots__ = ("bucket", "concurrency", "full")
+
+    def __init__(self) -> None:
+        self.bucket: TokenBucket | None = None
+        self.concurrency: int | None = None
+        self.full = False
+        """True if the last claim may have left no free slot, so that the next free slot wakes workers."""
+
+    def set(self, rate: SetRate, concurrency: SetConcurrency, tick: int) -> None:
+        """Change the limits; an unchanged rate keeps its tokens."""
+        if rate is None:
+            self.bucket = None
+        elif rate is not UNSET and (self.bucket is None or self.bucket.rate != rate):
+            self.bucket = TokenBucket(rate, tick)
+        if concurrency is not UNSET:
+            self.concurrency = concurrency
+
+    def allowance(self, wanted: int, active: int, tick: int) -> int:
+        """Return how many of `wanted` jobs may start while `active` run."""
+        if self.bucket is not None:
+            wanted = min(wanted, self.bucket.available(tick))
+        if self.concurrency is not None:
+            wanted = min(wanted, self.concurrency - active)
+        return max(0, wanted)
+
+    def started(self, count: int) -> None:
+        """Record that jobs have started."""
+        if self.bucket is not None:
+            self.bucket.consume(count)
+
 
 TURN = 250
 """Milliseconds for which free permits are reserved for the queue whose turn it is."""
 UNBOUNDED = 1 << 62
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimiterPolicy:
-    """Configuration of a limiter."""
-
-    rate: Rate | None = None
-    """Starts per time, over all its queues."""
-    concurrency: int | None = None
-    """Maximum weight of active jobs, over all its queues."""
-
-
-NO_LIMITS = LimiterPolicy()
-
-
-class LimiterState(NamedTuple):
-    """A limiter at one moment."""
-
-    rate: Rate | None
-    concurrency: int | None
-    used: int
-    """Weight of the active jobs of its queues."""
-    tokens: int | None
-    """Jobs that may start now by the rate alone; None: no rate."""
-    waiting: tuple[str, ...]
-    """Queues that were refused and have not claimed since, in order."""
-
-    @property
-    def free(self) -> int | None:
-        """Permits left of the concurrency; None: no concurrency limit."""
-        return None if self.concurrency is None else max(0, self.concurrency - self.used)
 
 
 class RefusedQueue:

@@ -4,28 +4,27 @@ Active jobs and their leases are in separate shards, so that claims do not wait 
 """
 
 import heapq
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from random import Random
-from threading import Lock
 
-from .capacity import DropOrder
-from .deadletters import DeadLetterPolicy, DeadLetters
-from .enginejob import EngineJob
-from .errors import ConfigurationError, OptionError
+from ..enginejob import EngineJob
+from ..overview import NO_TOTALS, Totals
+from ..policies import (
+    GLOBAL,
+    NO_LIMIT,
+    PREDECESSOR,
+    GroupLimit,
+    QueuePolicy,
+)
+from ..states import PENDING, State
+from .deadletters import DeadLetters
 from .finished import FinishedJobs
-from .groups import GROUP_WAITING, NO_LIMIT, GroupLimit, Groups
-from .job import Batch
-from .joblists import DelayedJobs, ReadyJobs
-from .limiter import QueueLimiter, Rate
-from .overview import NO_TOTALS, Totals
-from .retention import NO_RETENTION, Retention
-from .sharing import SharedLimiter
-from .states import PENDING, State
-from .summaries import SubjectIndex
-from .unique import PREDECESSOR, UniqueKeys
+from .groups import GROUP_WAITING, Groups
+from .indexes import SubjectIndex, UniqueKeys
+from .joblists import DelayedJobs, DropOrder, ReadyJobs
+from .limiters import QueueLimiter, SharedLimiter
 
 
 class Tally:
@@ -57,67 +56,6 @@ class Tally:
             self.cancelled,
             self.stalled,
         )
-
-
-OPTIONAL, KEYED, GLOBAL = "optional", "keyed", "global"
-GROUP_MODES = (OPTIONAL, KEYED, GLOBAL)
-"""Groups are optional; every job needs a group; groups are labels that hold no job back."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueuePolicy:
-    """Configuration of a queue."""
-
-    lease: int = 30_000
-    """Milliseconds until a lease expires unless it is renewed."""
-    rate: Rate | None = None
-    concurrency: int | None = None
-    """Maximum weight of active jobs, over all workers."""
-    limiter: str | None = None
-    """Name of the limiter that the queue shares with others."""
-    group_concurrency: int = 1
-    """Maximum number of active jobs of one group."""
-    group_rate: Rate | None = None
-    """Maximum starts per time of one group."""
-    group_weights: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """Turns of a group for each turn of a group with weight 1."""
-    group_mode: str = OPTIONAL
-    """One of `GROUP_MODES`."""
-    dead_letters: DeadLetterPolicy = field(default_factory=DeadLetterPolicy)
-    retention: Retention = NO_RETENTION
-    """Time, number and size up to which records of completed and cancelled jobs are kept."""
-    max_size: int | None = None
-    """Maximum number of pending jobs: waiting, delayed and blocked."""
-    when_full: str = "reject"
-    """Behavior of an enqueue above `max_size`: one of `capacity.WHEN_FULL`."""
-    block_timeout: int = 30_000
-    """Milliseconds for which `block` waits for room."""
-    objective: int | None = None
-    """Milliseconds within which jobs should start; only displayed."""
-    outbox: bool = False
-    """True if jobs for Redis are written to a table in transactions, and during outages of Redis."""
-    executor: str | None = None
-    """Executor of jobs whose job type names none; None: the settings decide."""
-
-    @property
-    def group_limit(self) -> int:
-        """Return the maximum number of active jobs of one group; 0: groups hold no job back."""
-        return 0 if self.group_mode == GLOBAL else self.group_concurrency
-
-    def check_batch(self, batch: Batch) -> None:
-        """Raise OptionError for jobs that the queue does not accept."""
-        if self.group_mode == KEYED and batch.options.group is None and batch.options.rejected is None:
-            raise OptionError(
-                f"group: jobs of queue {batch.queue!r} require a group, because its GROUP_MODE is 'keyed'"
-            )
-
-    def check_mode(self, queue: str, recorded: str) -> None:
-        """Raise ConfigurationError if the queue is used in another group mode."""
-        if recorded != self.group_mode:
-            raise ConfigurationError(
-                f"queue {queue!r}: its stored GROUP_MODE is {recorded!r}, but the settings have "
-                f"{self.group_mode!r}: use the same mode, or obliterate the queue first"
-            )
 
 
 class JobQueue:
@@ -347,46 +285,3 @@ def is_expired(job: EngineJob, now: int) -> bool:
     if ttl is None or job.created_at + ttl > now:
         return False
     return not job.started_at and job.error is None
-
-
-class ProcessingShard:
-    """Some of the active jobs, by fencing token, under their own lock."""
-
-    __slots__ = ("active", "counts", "extra", "lock")
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.active: dict[int, EngineJob] = {}
-        self.counts: Counter[str] = Counter()
-        """Number of active jobs by queue."""
-        self.extra: Counter[str] = Counter()
-        """By queue: by how much the weights of its active jobs exceed their number."""
-
-    def hold(self, job: EngineJob) -> None:
-        """Add a claim. The caller holds the lock, as for `release`."""
-        self.active[job.token] = job
-        self.counts[job.queue] += 1
-        if job.options.weight > 1:
-            self.extra[job.queue] += job.options.weight - 1
-
-    def release(self, token: int, queue: str, job_id: str) -> EngineJob | None:
-        """End a claim; return its job, or None if the token no longer holds it."""
-        job = self.active.get(token)
-        if job is None or job.id != job_id or job.queue != queue:
-            return None
-        del self.active[token]
-        left = self.counts[queue] - 1
-        if left:
-            self.counts[queue] = left
-        else:
-            del self.counts[queue]
-        if job.options.weight > 1:
-            self.extra[queue] -= job.options.weight - 1
-            if not self.extra[queue]:
-                del self.extra[queue]
-        job.token, job.last_token = 0, token
-        return job
-
-    def overdue(self, tick: int) -> list[tuple[int, EngineJob]]:
-        """Return (token, job) of the expired leases."""
-        return [(token, job) for token, job in self.active.items() if job.lease_until <= tick]

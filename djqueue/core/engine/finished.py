@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from threading import Lock
 
-from .enginejob import EngineJob
-from .retention import NO_RETENTION, Retention
-from .sizes import size_of
-from .states import TERMINAL, State
+from ..enginejob import EngineJob, size_of
+from ..policies import NO_RETENTION, Retention
+from ..states import TERMINAL, State
 
 COMPACT_FROM = 64
 """Minimum number of entries for removing stale ones."""

@@ -1,26 +1,72 @@
-"""Some of the queues under one lock, and the transitions of their jobs.
+"""One queue of the engine: its jobs, each in the structure of its state, and its totals.
 
-Methods that change a job expect the caller to hold the shard's lock and, for an active job, to have released
-its claim from the processing shard. Everything that happens after the lock is released (events, wake-ups,
-dependents) is added to `PendingChanges`.
+Active jobs and their leases are in separate shards, so that claims do not wait for finishes.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from threading import Lock
 from typing import Protocol
 
-from .capacity import DROPPED
-from .changes import PendingChanges
-from .dependencies import DependencyTracker
-from .enginejob import EngineJob
-from .job import REJECTED, AttemptRecord, DeadLetterRecord, Event, JobFailure
-from .journal import Journal
-from .options import JobKey
+from ..enginejob import EngineJob, note_attempt
+from ..job import REJECTED, DeadLetterRecord, Event, JobFailure
+from ..options import JobKey
+from ..policies import (
+    DROPPED,
+    PREDECESSOR,
+    REPLACED,
+    Succession,
+    succession,
+)
+from ..states import State
+from .changes import Journal, PendingChanges
+from .indexes import DependencyTracker
 from .queue import JobQueue
-from .states import State
-from .unique import PREDECESSOR, REPLACED, Succession, succession
+
+
+class ProcessingShard:
+    """Some of the active jobs, by fencing token, under their own lock."""
+
+    __slots__ = ("active", "counts", "extra", "lock")
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.active: dict[int, EngineJob] = {}
+        self.counts: Counter[str] = Counter()
+        """Number of active jobs by queue."""
+        self.extra: Counter[str] = Counter()
+        """By queue: by how much the weights of its active jobs exceed their number."""
+
+    def hold(self, job: EngineJob) -> None:
+        """Add a claim. The caller holds the lock, as for `release`."""
+        self.active[job.token] = job
+        self.counts[job.queue] += 1
+        if job.options.weight > 1:
+            self.extra[job.queue] += job.options.weight - 1
+
+    def release(self, token: int, queue: str, job_id: str) -> EngineJob | None:
+        """End a claim; return its job, or None if the token no longer holds it."""
+        job = self.active.get(token)
+        if job is None or job.id != job_id or job.queue != queue:
+            return None
+        del self.active[token]
+        left = self.counts[queue] - 1
+        if left:
+            self.counts[queue] = left
+        else:
+            del self.counts[queue]
+        if job.options.weight > 1:
+            self.extra[queue] -= job.options.weight - 1
+            if not self.extra[queue]:
+                del self.extra[queue]
+        job.token, job.last_token = 0, token
+        return job
+
+    def overdue(self, tick: int) -> list[tuple[int, EngineJob]]:
+        """Return (token, job) of the expired leases."""
+        return [(token, job) for token, job in self.active.items() if job.lease_until <= tick]
+
 
 MAX_MOVED = 1_000
 """Moved jobs whose new queue is remembered."""
@@ -476,15 +522,3 @@ def pending_rival(queue: JobQueue, owner: EngineJob) -> EngineJob | None:
         return owner
     assert owner.options.unique_key is not None
     return queue.unique.waiting(owner.options.unique_key)
-
-
-def note_attempt(job: EngineJob, outcome: str, now: int, error: JobFailure | None, limit: int) -> None:
-    """Add the attempt that just ended to the job's history, of which `limit` attempts are kept."""
-    if job.history is None:
-        job.history = []
-    job.history.append(AttemptRecord(job.attempts, job.worker, job.started_at, now, outcome, error))
-    excess = len(job.history) - limit
-    if excess > 0:
-        # A job may be retried for years.
-        del job.history[:excess]
-        job.noted = max(0, job.noted - excess)

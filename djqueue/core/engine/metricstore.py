@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from threading import Lock
 from typing import Protocol
 
-from .metrics import (
+from ..metrics import (
     ALL_TIME,
     DEFAULT_TIERS,
     MAX_NAMES,

@@ -1,15 +1,35 @@
-"""Callbacks in forked children, for as long as their objects live, and threads that no fork interrupts.
+"""Threads of a process: beside a block, across forks, and without pauses of the garbage collector."""
 
-`os.register_at_fork` keeps its callbacks until the process ends, and with a bound method its object.
-"""
-
+import gc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
+from threading import Event, Lock, Thread
 from types import MethodType
 from typing import Any
 from weakref import WeakSet, ref
+
+
+@contextmanager
+def beside(run: Callable[[Event], object], name: str, patience: float | None = None) -> Iterator[None]:
+    """Context manager: call a function on a daemon thread within the block.
+
+    Args:
+        run: Gets an event that is set at the end of the block, and should then return.
+        name: Name of the thread.
+        patience: Maximum seconds to wait for the thread at the end; None waits until it has ended.
+    """
+    stop = Event()
+    thread = Thread(target=run, args=(stop,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(patience)
+
 
 FORK_WAIT = 1.0
 """Maximum seconds that a fork waits for each lock."""
@@ -67,3 +87,41 @@ def _call_all() -> None:
 
 
 os.register_at_fork(before=_wait_for_threads, after_in_parent=_let_threads_go_on, after_in_child=_call_all)
+
+
+MANY = 1_000
+"""Minimum number of new objects for a pause."""
+
+_lock = Lock()
+_sparing = 0
+_was_enabled = False
+
+
+@contextmanager
+def gc_paused(count: int) -> Iterator[None]:
+    """Pause garbage collection, in all threads, while `count` lasting objects are created. May be nested."""
+    if count < MANY:
+        yield
+        return
+    _begin()
+    try:
+        yield
+    finally:
+        _end()
+
+
+def _begin() -> None:
+    global _sparing, _was_enabled
+    with _lock:
+        if not _sparing:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _sparing += 1
+
+
+def _end() -> None:
+    global _sparing
+    with _lock:
+        _sparing -= 1
+        if not _sparing and _was_enabled:
+            gc.enable()

@@ -1,0 +1,122 @@
+"""Reports of attempts: their outcomes, and the renewal of their leases."""
+
+from collections.abc import Container, Sequence
+
+from ..enginejob import EngineJob
+from ..errors import OptionError
+from ..job import DEAD_LETTER_REASONS, Lease, Outcome, Renewal
+from .changes import PendingChanges
+from .context import EngineContext
+from .queue import JobQueue
+from .settlement import Settlement
+from .shard import Shard
+
+OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
+
+
+class Finisher:
+    """Ends attempts whose tokens hold."""
+
+    def __init__(self, context: EngineContext, settlement: Settlement) -> None:
+        self._context = context
+        self._settlement = settlement
+
+    def finish(self, outcomes: Sequence[Outcome]) -> list[bool]:
+        """End attempts: see `Engine.finish`; return whether each token held."""
+        changes = PendingChanges()
+        for outcome in outcomes:
+            if outcome.kind not in OUTCOMES:
+                raise OptionError(f"unknown outcome {outcome.kind!r}")
+        now = self._context.clock.now()
+        accepted = [self._finish_one(outcome, now, changes) for outcome in outcomes]
+        some = changes.events or changes.ended or changes.woken
+        if some or changes.incidents or changes.unbound or changes.freed:
+            self._settlement.settle(changes)
+        return accepted
+
+    def _finish_one(self, outcome: Outcome, now: int, changes: PendingChanges) -> bool:
+        context = self._context
+        processing = context.processing[hash(outcome.id) & context.mask]
+        shard = context.shard(outcome.queue)
+        queue = shard.queues.get(outcome.queue)
+        if queue is None:
+            return False
+        if outcome.kind == "complete":
+            with processing.lock:
+                job = processing.active.get(outcome.token)
+                if job is None:
+                    return False
+                if job.options.plain and not job.has_dependents:
+                    if processing.release(outcome.token, outcome.queue, outcome.id) is None:
+                        return False
+                    shard.complete(queue, job, outcome.result, now, changes)
+                    return True
+        with shard.lock:
+            with processing.lock:
+                job = processing.release(outcome.token, outcome.queue, outcome.id)
+            if job is None:
+                return False
+            self._apply(shard, queue, job, outcome, now, changes)
+        return True
+
+    def _apply(
+        self,
+        shard: Shard,
+        queue: JobQueue,
+        job: EngineJob,
+        outcome: Outcome,
+        now: int,
+        changes: PendingChanges,
+    ) -> None:
+        if outcome.kind == "complete":
+            shard.complete(queue, job, outcome.result, now, changes)
+        elif outcome.kind == "fail":
+            reason = outcome.reason if outcome.reason in DEAD_LETTER_REASONS else "unknown"
+            shard.fail_active(queue, job, reason, outcome.error, now, changes)
+        elif outcome.kind == "cancel" or job.cancel_requested:
+            shard.cancel_active(queue, job, outcome.reason or "cancelled", now, changes)
+            if outcome.kind != "cancel":
+                changes.note_incident(job, "cancelled")  # The worker does not know of it.
+        else:
+            event = "retried" if outcome.kind == "retry" else "released"
+            shard.put_back(queue, job, event, outcome.delay, outcome.error, now, changes)
+
+
+class EngineLeases:
+    """Leases of the engine's active jobs, by monotonic time."""
+
+    def __init__(self, context: EngineContext) -> None:
+        self._context = context
+
+    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
+        """Extend claims to a full lease from now: see `Engine.renew`."""
+        context = self._context
+        tick = context.clock.monotonic()
+        renewals = []
+        for lease in leases:
+            processing = context.processing_shard(lease.id)
+            with processing.lock:
+                job = processing.active.get(lease.token)
+                if job is None or job.id != lease.id or job.queue != lease.queue:
+                    renewals.append(Renewal(False))
+                    continue
+                job.lease_until = tick + self._context.policy(job.queue).lease
+                renewals.append(Renewal(True, job.cancel_requested))
+        return renewals
+
+    def processes(self) -> set[str]:
+        """Return the processes that hold claims, without the engine's own process."""
+        found: set[str] = set()
+        for processing in self._context.processing:
+            with processing.lock:
+                found.update(job.process for job in processing.active.values())
+        found.discard("")
+        return found
+
+    def expire(self, processes: Container[str], tick: int) -> None:
+        """Let the claims of some processes expire by a monotonic time; the next sweep takes them back."""
+        for processing in self._context.processing:
+            with processing.lock:
+                for job in processing.active.values():
+                    if job.process in processes:
+                        job.lease_until = min(job.lease_until, tick)

@@ -64,9 +64,9 @@ MUTANTS = (
     ),
     Mutant(
         "unique key is free while its job waits for a retry",
-        ENGINE + "shard.py",
-        "        job.run_at = now + delay\n",
-        "        job.run_at = now + delay\n        queue.unique.release(job, now)\n",
+        ENGINE + "queue.py",
+        "        job.run_at = changes.now + delay\n",
+        "        job.run_at = changes.now + delay\n        self.unique.release(job, changes.now)\n",
     ),
     Mutant(
         "group limit is one too high",

@@ -221,7 +221,7 @@ def hold_records(context: EngineContext, job: EngineJob) -> None:
         queue = shard.find(name)
         ended = queue.jobs.get(job_id)
         if ended is not None and ended.state in (State.COMPLETED, State.CANCELLED):
-            shard.hold(queue, ended, job)
+            queue.hold(ended, job)
 
 
 def apply_settings(context: EngineContext, name: str, settings: QueueSettings) -> None:

@@ -1,7 +1,6 @@
 """Eviction of jobs from full queues."""
 
-from djqueue.core.engine.joblists import DropOrder
-from djqueue.core.policies import COMPACT_FROM
+from djqueue.core.engine.joblists import COMPACT_FROM, DropOrder
 from djqueue.core.states import State
 from tests.core.making import make_job
 

@@ -8,7 +8,7 @@ from threading import Event, Lock, Thread
 import pytest
 
 from djqueue.core.engine import Engine
-from djqueue.core.engine.shard import Shard
+from djqueue.core.engine.queue import JobQueue
 from djqueue.core.errors import OptionError
 from djqueue.core.job import Batch, ClaimRequest, Lease, Outcome
 from djqueue.core.options import JobOptions
@@ -202,7 +202,7 @@ def test_dependent_enqueued_during_a_completion_waits_for_its_end(monkeypatch):
     engine.context.processing_shard("a").lock = lock = TellingLock()
     options = JobOptions(depends_on=(("q", "a"),))
     late = Thread(target=lambda: engine.enqueue([Batch("q", "send", options, [b""], ["b"])]))
-    complete = Shard.complete
+    complete = JobQueue.complete
 
     def complete_meanwhile(*arguments):
         lock.wanted.clear()
@@ -210,7 +210,7 @@ def test_dependent_enqueued_during_a_completion_waits_for_its_end(monkeypatch):
         assert lock.wanted.wait(PATIENCE)
         complete(*arguments)
 
-    monkeypatch.setattr(Shard, "complete", complete_meanwhile)
+    monkeypatch.setattr(JobQueue, "complete", complete_meanwhile)
     engine.finish([Outcome("q", "a", claimed.token, "complete")])
     late.join()
 

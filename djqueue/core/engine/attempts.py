@@ -9,7 +9,6 @@ from .changes import PendingChanges
 from .context import EngineContext
 from .queue import JobQueue
 from .settlement import Settlement
-from .shard import Shard
 
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
@@ -23,18 +22,17 @@ class Finisher:
 
     def finish(self, outcomes: Sequence[Outcome]) -> list[bool]:
         """End attempts: see `Engine.finish`; return whether each token held."""
-        changes = PendingChanges()
         for outcome in outcomes:
             if outcome.kind not in OUTCOMES:
                 raise OptionError(f"unknown outcome {outcome.kind!r}")
-        now = self._context.clock.now()
-        accepted = [self._finish_one(outcome, now, changes) for outcome in outcomes]
+        changes = PendingChanges(self._context.clock.now())
+        accepted = [self._finish_one(outcome, changes) for outcome in outcomes]
         some = changes.events or changes.ended or changes.woken
         if some or changes.incidents or changes.unbound or changes.freed:
             self._settlement.settle(changes)
         return accepted
 
-    def _finish_one(self, outcome: Outcome, now: int, changes: PendingChanges) -> bool:
+    def _finish_one(self, outcome: Outcome, changes: PendingChanges) -> bool:
         context = self._context
         processing = context.processing[hash(outcome.id) & context.mask]
         shard = context.shard(outcome.queue)
@@ -49,37 +47,31 @@ class Finisher:
                 if job.options.plain and not job.has_dependents:
                     if processing.release(outcome.token, outcome.queue, outcome.id) is None:
                         return False
-                    shard.complete(queue, job, outcome.result, now, changes)
+                    queue.complete(job, outcome.result, changes)
                     return True
         with shard.lock:
             with processing.lock:
                 job = processing.release(outcome.token, outcome.queue, outcome.id)
             if job is None:
                 return False
-            self._apply(shard, queue, job, outcome, now, changes)
+            _apply(queue, job, outcome, changes)
         return True
 
-    def _apply(
-        self,
-        shard: Shard,
-        queue: JobQueue,
-        job: EngineJob,
-        outcome: Outcome,
-        now: int,
-        changes: PendingChanges,
-    ) -> None:
-        if outcome.kind == "complete":
-            shard.complete(queue, job, outcome.result, now, changes)
-        elif outcome.kind == "fail":
-            reason = outcome.reason if outcome.reason in DEAD_LETTER_REASONS else "unknown"
-            shard.fail_active(queue, job, reason, outcome.error, now, changes)
-        elif outcome.kind == "cancel" or job.cancel_requested:
-            shard.cancel_active(queue, job, outcome.reason or "cancelled", now, changes)
-            if outcome.kind != "cancel":
-                changes.note_incident(job, "cancelled")  # The worker does not know of it.
-        else:
-            event = "retried" if outcome.kind == "retry" else "released"
-            shard.put_back(queue, job, event, outcome.delay, outcome.error, now, changes)
+
+def _apply(queue: JobQueue, job: EngineJob, outcome: Outcome, changes: PendingChanges) -> None:
+    """End an attempt whose claim has been released. The caller holds the lock of the queue."""
+    if outcome.kind == "complete":
+        queue.complete(job, outcome.result, changes)
+    elif outcome.kind == "fail":
+        reason = outcome.reason if outcome.reason in DEAD_LETTER_REASONS else "unknown"
+        queue.fail_active(job, reason, outcome.error, changes)
+    elif outcome.kind == "cancel" or job.cancel_requested:
+        queue.cancel_active(job, outcome.reason or "cancelled", changes)
+        if outcome.kind != "cancel":
+            changes.note_incident(job, "cancelled")  # The worker does not know of it.
+    else:
+        event = "retried" if outcome.kind == "retry" else "released"
+        queue.put_back(job, event, outcome.delay, outcome.error, changes)
 
 
 class EngineLeases:

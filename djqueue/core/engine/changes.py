@@ -11,7 +11,6 @@ from ..job import Claims, DeadLetterRecord, Event, Incident
 from ..options import JobKey
 from ..states import State
 from .limiters import SharedLimiter
-from .queue import JobQueue
 
 
 class Journal(Protocol):
@@ -69,11 +68,13 @@ class Journal(Protocol):
 
 
 class PendingChanges:
-    """Pending changes of one operation: see `Settlement.settle`."""
+    """What follows an operation, collected while it holds locks: see `Settlement.settle`."""
 
-    __slots__ = ("ended", "events", "freed", "incidents", "unbound", "woken")
+    __slots__ = ("ended", "events", "freed", "incidents", "now", "unbound", "woken")
 
-    def __init__(self) -> None:
+    def __init__(self, now: int) -> None:
+        self.now = now
+        """Time of the operation, in UTC milliseconds."""
         self.events: list[Event] = []
         self.incidents: list[Incident] = []
         self.ended: deque[tuple[JobKey, State, list[EngineJob]]] = deque()
@@ -85,22 +86,9 @@ class PendingChanges:
         self.freed: dict[SharedLimiter, int] | None = None
         """Permits of jobs that are no longer active."""
 
-    def note(self, queue: JobQueue, job: EngineJob, event: str, at: int) -> None:
-        """Add an event for the subscribers of a queue, if it has any."""
-        if queue.observed:
-            self.events.append(Event(queue.name, job.id, job.name, event, job.state, at))
-
     def note_incident(self, job: EngineJob, event: str) -> None:
         """Add what happened to a job beyond what its worker reported."""
         self.incidents.append(incident_of(job, event))
-
-    def free_permits(self, queue: JobQueue, job: EngineJob) -> None:
-        """Return the permits that a job took of its queue's shared limiter."""
-        shared = queue.shared
-        if shared is not None:
-            if self.freed is None:
-                self.freed = {}
-            self.freed[shared] = self.freed.get(shared, 0) + job.options.weight
 
 
 S = TypeVar("S", bound="HasChanges")

@@ -9,7 +9,6 @@ from .joblists import ReadyJobs
 from .limiters import SharedLimiter
 from .queue import JobQueue, is_expired
 from .settlement import Settlement
-from .shard import Shard
 
 EXPIRED = JobFailure("djqueue.core.errors.JobTimeoutError", "the ttl expired before the job started")
 
@@ -32,11 +31,11 @@ class Claimer:
                 break
             if not queue.ready.size and not queue.delayed.size and not queue.groups.rests:
                 continue
-            changes = PendingChanges()
+            changes = PendingChanges(now)
             with shard.lock:
                 if shard.queues.get(queue.name) is not queue:
                     continue  # It was obliterated in the meantime.
-                hint = self._take(shard, queue, request, slots, now, tick, claimed, changes)
+                hint = self._take(queue, request, slots, tick, claimed, changes)
             if hint is not None:
                 hints.append(hint)
             self._settlement.settle(changes)
@@ -46,11 +45,9 @@ class Claimer:
 
     def _take(
         self,
-        shard: Shard,
         queue: JobQueue,
         request: ClaimRequest,
         slots: int,
-        now: int,
         tick: int,
         claimed: list[Claimed],
         changes: PendingChanges,
@@ -59,7 +56,7 @@ class Claimer:
         if queue.paused:
             return None
         if queue.delayed.size:
-            shard.promote_due(queue, now, tick, changes)
+            queue.promote_due(tick, changes)
         limiter, shared, groups = queue.limiter, queue.shared, queue.groups
         group_waiting, before = groups.group_waiting, len(claimed)
         if groups.rests:
@@ -87,7 +84,7 @@ class Claimer:
                 jobs = self._allowed(queue, names, count, tick)
             started = 0
             if jobs:
-                started = self._start(shard, queue, jobs, request, now, tick, claimed, changes)
+                started = self._start(queue, jobs, request, tick, claimed, changes)
                 limiter.started(started)
             if shared is not None and started < count:
                 shared.give_back(queue.name, count - started, weight, changes.woken)
@@ -104,7 +101,7 @@ class Claimer:
         if shared is not None and slots > 0 and queue.ready.has(names):
             hints += shared.waits(queue.name, tick)
         if (due := queue.delayed.next_due()) is not None:
-            hints.append(max(0, due - now))
+            hints.append(max(0, due - changes.now))
         if groups.rests and (rested := groups.rests.next()) is not None:
             hints.append(max(0, rested - tick))
         return min(hints, default=None)
@@ -143,16 +140,14 @@ class Claimer:
 
     def _start(
         self,
-        shard: Shard,
         queue: JobQueue,
         jobs: list[EngineJob],
         request: ClaimRequest,
-        now: int,
         tick: int,
         claimed: list[Claimed],
         changes: PendingChanges,
     ) -> int:
-        lease = queue.policy.lease
+        now, lease = changes.now, queue.policy.lease
         until = tick + lease
         context, observed = self._context, queue.observed
         journal, tokens, shards, mask = context.journal, context.tokens, context.processing, context.mask
@@ -164,7 +159,7 @@ class Claimer:
             if is_expired(job, now):
                 # It was popped: put it back, so that it fails like any pending job.
                 queue.ready.push(job)
-                shard.fail_pending(queue, job, "ttl_expired", EXPIRED, now, changes)
+                queue.fail_pending(job, "ttl_expired", EXPIRED, changes)
                 continue
             started += 1
             job.state = State.ACTIVE
@@ -183,7 +178,7 @@ class Claimer:
             if journal is not None:
                 journal.changed(job)
             if observed:
-                changes.note(queue, job, "active", now)
+                queue.note(job, "active", changes)
             since = job.run_at if job.run_at > job.created_at else job.created_at
             fields = (
                 job.id,

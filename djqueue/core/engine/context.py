@@ -11,6 +11,7 @@ from ..ids import IdSource, fnv1a32, shard_count
 from ..policies import NO_LIMITS, LimiterPolicy, QueuePolicy
 from ..states import State
 from .changes import ChangeCounter, Journal
+from .indexes import DependencyTracker
 from .limiters import SharedLimiter
 from .metricstore import MetricKeeper
 from .queue import JobQueue
@@ -104,8 +105,10 @@ class EngineContext:
             serving = serving[first:] + serving[:first]
         return serving
 
-    def new_queue(self, name: str, *, is_kept: bool) -> JobQueue:
-        """Return a new queue with its configuration; one that is not kept creates no limiter."""
+    def new_queue(
+        self, name: str, journal: Journal | None, dependencies: DependencyTracker, *, is_kept: bool
+    ) -> JobQueue:
+        """Return a new queue of a shard with its configuration; one that is not kept creates no limiter."""
         policy = self.policy(name)
         limiter = self.limiter if is_kept else self.find_limiter
         return JobQueue(
@@ -114,6 +117,8 @@ class EngineContext:
             self.clock.monotonic,
             random=self.random,
             shared=None if policy.limiter is None else limiter(policy.limiter),
+            journal=journal,
+            dependencies=dependencies,
         )
 
     # Active jobs.

@@ -134,8 +134,7 @@ class Engine:
     def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
         """Record progress and log lines of attempts whose tokens hold."""
         context = self.context
-        changes = PendingChanges()
-        now = context.clock.now()
+        changes = PendingChanges(context.clock.now())
         accepted = []
         for report in reports:
             queue = context.existing(report.queue)
@@ -153,7 +152,7 @@ class Engine:
                 if context.journal is not None:
                     context.journal.reported(job, report.lines)
                 if report.progress is not None:
-                    changes.note(queue, job, "progress", now)
+                    queue.note(job, "progress", changes)
             accepted.append(True)
         self.settlement.settle(changes)
         return accepted
@@ -162,8 +161,7 @@ class Engine:
     def emit(self, emissions: Sequence[Emission]) -> list[bool]:
         """Add streamed items of attempts whose tokens hold; items that leave a gap are refused."""
         context = self.context
-        changes = PendingChanges()
-        now = context.clock.now()
+        changes = PendingChanges(context.clock.now())
         accepted = []
         for emission in emissions:
             queue = context.existing(emission.queue)
@@ -185,7 +183,7 @@ class Engine:
                 if context.journal is not None:
                     context.journal.emitted(job, new)
                 if queue.observed:
-                    fields = (queue.name, job.id, job.name, "item", job.state, now, stream.count)
+                    fields = (queue.name, job.id, job.name, "item", job.state, changes.now, stream.count)
                     changes.events.append(Event(*fields))
         self.settlement.settle(changes)
         return accepted

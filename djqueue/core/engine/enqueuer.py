@@ -14,7 +14,6 @@ from .changes import PendingChanges
 from .context import EngineContext
 from .queue import JobQueue
 from .settlement import Settlement
-from .shard import Shard, pending_rival
 
 
 class Enqueuer:
@@ -51,28 +50,25 @@ class Enqueuer:
                 raise OptionError(f"depends_on: queue {name!r} has no job {job_id!r}")
 
     def _enqueue(self, batch: Batch) -> list[EnqueueResult]:
-        changes = PendingChanges()
         shard = self._context.shard(batch.queue)
-        now = self._context.clock.now()
+        changes = PendingChanges(self._context.clock.now())
         added: list[EngineJob] = []
         with shard.lock:
             queue = shard.queue(batch.queue)
             if queue.policy.max_size is not None and queue.drops is None and batch.options.rejected is None:
-                _check_room(queue, batch, now)
+                _check_room(queue, batch, changes.now)
             if _is_uniform(batch, queue) and queue.drops is None:
-                answers = self._enqueue_uniform(shard, queue, batch, now, changes)
+                answers = self._enqueue_uniform(queue, batch, changes)
             else:
-                answers, added = self._enqueue_each(shard, queue, batch, now, changes)
+                answers, added = self._enqueue_each(queue, batch, changes)
         self._settlement.settle(changes)
         if batch.options.depends_on:
             for job in added:
                 self._settlement.bind(job, batch.options.depends_on)
         return answers
 
-    def _enqueue_uniform(
-        self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: PendingChanges
-    ) -> list[EnqueueResult]:
-        name, options, label = batch.name, batch.options, queue.name
+    def _enqueue_uniform(self, queue: JobQueue, batch: Batch, changes: PendingChanges) -> list[EnqueueResult]:
+        name, options, label, now = batch.name, batch.options, queue.name, changes.now
         ids = batch.ids or self._context.ids.many(len(batch.payloads), now)
         jobs = [
             EngineJob(job_id, label, name, payload, options, State.WAITING, now, now)
@@ -87,15 +83,16 @@ class Enqueuer:
             self._context.journal.added(jobs)
         if queue.observed:
             for job in jobs:
-                changes.note(queue, job, "queued", now)
+                queue.note(job, "queued", changes)
         changes.woken.add(label)
         new = tuple.__new__
         return [new(EnqueueResult, (job_id, "queued", label, None, None, None)) for job_id in ids]
 
     def _enqueue_each(
-        self, shard: Shard, queue: JobQueue, batch: Batch, now: int, changes: PendingChanges
+        self, queue: JobQueue, batch: Batch, changes: PendingChanges
     ) -> tuple[list[EnqueueResult], list[EngineJob]]:
         options = batch.options if not batch.delay else replace(batch.options, delay=batch.delay)
+        now = changes.now
         run_at = batch.run_at if batch.run_at is not None else now + (batch.delay or 0)
         ids = batch.ids if batch.ids is not None else self._context.ids.many(len(batch.payloads), now)
         results: list[EnqueueResult] = []
@@ -116,28 +113,28 @@ class Enqueuer:
             if options.rejected is not None:
                 if self._context.journal is not None:
                     self._context.journal.added([job])
-                shard.reject(queue, job, now, changes)
+                queue.reject(job, changes)
                 results.append(EnqueueResult(job_id, "rejected", queue.name))
                 continue
             replaced = behind = None
             if options.unique_key is not None:
                 owner = queue.unique.owner(options.unique_key, now)
                 if owner is not None:
-                    found = shard.succeed(queue, job, owner, now, changes)
+                    found = queue.succeed(job, owner, changes)
                     if found is None:
                         results.append(EnqueueResult(owner.id, "duplicate", queue.name, owner.state))
                         continue
                     replaced, behind = found.replaced, found.behind
             grows = queue.drops is not None and replaced is None
-            if grows and not shard.make_room(queue, options.priority, now, changes):
+            if grows and not queue.make_room(options.priority, changes):
                 # This is the first job of the batch: an earlier one could be dropped for it.
                 raise _full(queue, len(batch.payloads))
             if existing is not None:
-                job.has_dependents = shard.make_way(queue, existing, now, changes)
+                job.has_dependents = queue.make_way(existing, changes)
             queue.admit(job, now, behind=behind)
             queue.tally.enqueued += 1
             added.append(job)
-            changes.note(queue, job, "queued", now)
+            queue.note(job, "queued", changes)
             replaced_id = replaced.id if replaced is not None else None
             results.append(EnqueueResult(job_id, "queued", queue.name, replaced=replaced_id))
         if added:
@@ -169,7 +166,7 @@ def _growth(queue: JobQueue, batch: Batch, now: int) -> int:
     if owner is None:
         return 1
     active = owner if owner.state is State.ACTIVE else None
-    found = succession(batch.options.on_duplicate, active, pending_rival(queue, owner))
+    found = succession(batch.options.on_duplicate, active, queue.pending_rival(owner))
     return int(found is not None and found.replaced is None)
 
 

@@ -26,34 +26,29 @@ class EngineJobs:
     @counted_unless_empty(1)
     def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
         """Cancel jobs: a pending job never starts, an active one is asked to stop."""
-        changes = PendingChanges()
-        shard = self._context.shard(queue)
-        now = self._context.clock.now()
         results = []
-        with shard.lock:
-            job_queue = shard.find(queue)
+        with self._settlement.changing(queue) as (job_queue, changes):
             for job_id in ids:
                 job = job_queue.jobs.get(job_id)
                 if job is None:
                     results.append(CancelResult(job_id, "not_found"))
                 elif job.state in PENDING:
-                    shard.cancel_pending(job_queue, job, reason, now, changes)
+                    job_queue.cancel_pending(job, reason, changes)
                     results.append(CancelResult(job_id, "cancelled"))
-                elif self._request_cancel(shard, job):
-                    changes.note(job_queue, job, "cancel_requested", now)
+                elif self._request_cancel(job_queue, job):
+                    job_queue.note(job, "cancel_requested", changes)
                     results.append(CancelResult(job_id, "requested"))
                 else:
                     results.append(CancelResult(job_id, str(job.state)))
-        self._settlement.settle(changes)
         return results
 
-    def _request_cancel(self, shard: Shard, job: EngineJob) -> bool:
+    def _request_cancel(self, queue: JobQueue, job: EngineJob) -> bool:
         # A plain job completes under this lock alone; the journal must not record the request after the end.
         with self._context.processing_shard(job.id).lock:
             if job.state is not State.ACTIVE:
                 return False
             job.cancel_requested = True
-            shard.changed(job)
+            queue.changed(job)
             return True
 
     @counted_unless_empty(1)
@@ -77,11 +72,8 @@ class EngineJobs:
         payload: bytes | None = None,
     ) -> list[bool]:
         """Change the priority or payload of pending jobs, None leaves it as it is; False for other jobs."""
-        shard = self._context.shard(queue)
-        now = self._context.clock.now()
         updated = []
-        with shard.lock:
-            job_queue = shard.find(queue)
+        with self._settlement.changing(queue) as (job_queue, changes):
             for job_id in ids:
                 job = job_queue.jobs.get(job_id)
                 if job is None or job.state not in PENDING:
@@ -90,8 +82,8 @@ class EngineJobs:
                 if payload is not None:
                     job.payload = payload
                 if priority is not None and priority != job.options.priority:
-                    job_queue.prioritize(job, priority, now)
-                    shard.changed(job)
+                    job_queue.prioritize(job, priority, changes.now)
+                    job_queue.changed(job)
                 if self._context.journal is not None:
                     self._context.journal.updated(job)
                 updated.append(True)
@@ -103,11 +95,7 @@ class EngineJobs:
 
         Returns updated | retried | not_found | changed | unique_key_taken, or the state of the job.
         """
-        changes = PendingChanges()
-        shard = self._context.shard(queue)
-        now = self._context.clock.now()
-        with shard.lock:
-            job_queue = shard.find(queue)
+        with self._settlement.changing(queue) as (job_queue, changes):
             job = job_queue.jobs.get(id)
             if job is None:
                 return "not_found"
@@ -115,15 +103,18 @@ class EngineJobs:
                 return str(job.state)
             if job.payload != old:
                 return "changed"
-            if retry and job.options.unique_key and job_queue.unique.owner(job.options.unique_key, now):
+            if (
+                retry
+                and job.options.unique_key
+                and job_queue.unique.owner(job.options.unique_key, changes.now)
+            ):
                 return "unique_key_taken"
             unmet = _unmet_of(job_queue, id)
             if retry:
-                shard.revive(job_queue, job, now, changes, by_itself=False, unmet=unmet)
+                job_queue.revive(job, changes, by_itself=False, unmet=unmet)
             job.payload = payload
             if self._context.journal is not None:
                 self._context.journal.updated(job)
-        self._settlement.settle(changes)
         if retry and unmet:
             self._settlement.bind(job, job.options.depends_on)
         return "retried" if retry else "updated"
@@ -131,20 +122,15 @@ class EngineJobs:
     def _move(
         self, queue: str, ids: Sequence[str], run_at: int, event: str, states: frozenset[State]
     ) -> list[bool]:
-        changes = PendingChanges()
-        shard = self._context.shard(queue)
-        now = self._context.clock.now()
         moved = []
-        with shard.lock:
-            job_queue = shard.find(queue)
+        with self._settlement.changing(queue) as (job_queue, changes):
             for job_id in ids:
                 job = job_queue.jobs.get(job_id)
                 if job is not None and job.state in states:
-                    shard.move(job_queue, job, run_at, event, now, changes)
+                    job_queue.move(job, run_at, event, changes)
                     moved.append(True)
                 else:
                     moved.append(False)
-        self._settlement.settle(changes)
         return moved
 
     @counted_unless_empty(1)
@@ -158,8 +144,8 @@ class EngineJobs:
             raise ValueError(f"the jobs are already in queue {to!r}; pass a different queue")
         answers = []
         for job_id in ids:
-            changes = PendingChanges()
-            answers.append(move_job(self._context, (queue, job_id), to, changes))
+            changes = PendingChanges(self._context.clock.now())
+            answers.append(_move_job(self._context, (queue, job_id), to, changes))
             self._settlement.settle(changes)
         return answers
 
@@ -190,15 +176,11 @@ class EngineJobs:
         by_itself: bool,
         dry_run: bool,
     ) -> list[str]:
-        changes = PendingChanges()
-        shard = self._context.shard(queue)
-        now = self._context.clock.now()
         answers = []
         bound: list[EngineJob] = []
         would_be: set[str] = set()
         """Ids and unique keys (these behind a NUL) of the jobs that a dry run would have retried."""
-        with shard.lock:
-            job_queue = shard.find(queue)
+        with self._settlement.changing(queue) as (job_queue, changes):
             for job_id in ids:
                 job = job_queue.jobs.get(job_id)
                 unmet = _unmet_of(job_queue, job_id)
@@ -207,12 +189,12 @@ class EngineJobs:
                     answers.append("not_found")
                 elif job.state is not State.FAILED or job_id in would_be:
                     answers.append("not_failed")
-                elif by_itself and not job_queue.dead.is_due(job_id, now):
+                elif by_itself and not job_queue.dead.is_due(job_id, changes.now):
                     answers.append("not_failed")  # It was retried and failed again in the meantime.
                 elif job.reason == REJECTED:
                     answers.append("rejected")
                 elif (unique_key := job.options.unique_key) is not None and (
-                    job_queue.unique.owner(unique_key, now) or f"\0{unique_key}" in would_be
+                    job_queue.unique.owner(unique_key, changes.now) or f"\0{unique_key}" in would_be
                 ):
                     answers.append("unique_key_taken")
                 elif not by_itself and (None in ended or State.CANCELLED in ended):
@@ -224,10 +206,9 @@ class EngineJobs:
                     if dry_run:
                         would_be |= {job_id, f"\0{unique_key}"}
                     else:
-                        shard.revive(job_queue, job, now, changes, by_itself=by_itself, unmet=left)
+                        job_queue.revive(job, changes, by_itself=by_itself, unmet=left)
                         bound += [job] if unmet else []
                     answers.append("blocked_again" if left else "retried")
-        self._settlement.settle(changes)
         for job in bound:
             # Completed dependencies are bound, too: the job reads their results.
             self._settlement.bind(job, job.options.depends_on)
@@ -256,20 +237,15 @@ class EngineJobs:
         Args:
             ended_before: remove only jobs that ended before this time in UTC milliseconds.
         """
-        changes = PendingChanges()
-        shard = self._context.shard(queue)
-        now = self._context.clock.now()
         removed = []
-        with shard.lock:
-            job_queue = shard.find(queue)
+        with self._settlement.changing(queue) as (job_queue, changes):
             for job_id in ids:
                 job = job_queue.jobs.get(job_id)
                 if job is None or self._context.is_active(job) or not _has_ended(job, ended_before):
                     removed.append(False)
                 else:
-                    shard.remove(job_queue, [job], now, changes)
+                    job_queue.remove([job], changes)
                     removed.append(True)
-        self._settlement.settle(changes)
         return removed
 
 
@@ -282,7 +258,7 @@ def _has_ended(job: EngineJob, before: int | None) -> bool:
     return before is None or (job.state in TERMINAL and job.finished_at < before)
 
 
-def move_job(context: EngineContext, key: JobKey, to: str, changes: PendingChanges) -> str:
+def _move_job(context: EngineContext, key: JobKey, to: str, changes: PendingChanges) -> str:
     """Move a pending job, or a dead letter, to the end of another queue; return what became of it."""
     with _held(context, key, to) as (source, target):
         job = source.find(key[0]).jobs.get(key[1])
@@ -321,110 +297,102 @@ def _all_held(context: EngineContext, shards: Iterable[Shard]) -> Iterator[None]
 def _move_pending(
     context: EngineContext, source: Shard, target: Shard, job: EngineJob, to: str, changes: PendingChanges
 ) -> str:
-    now = context.clock.now()
     if job.options.group is None and context.policy(to).group_mode == KEYED:
         return "group_needed"
     existing = target.find(to).jobs.get(job.id)
     if existing is not None and existing.state not in REUSABLE:
         return "duplicate"
     unique_key = job.options.unique_key
-    if unique_key is not None and target.find(to).unique.owner(unique_key, now) is not None:
+    if unique_key is not None and target.find(to).unique.owner(unique_key, changes.now) is not None:
         return "unique_key_taken"
     old = (job.queue, job.id)
-    retries = _give(source, source.find(job.queue), job, now, changes)
+    retries = _give(source.find(job.queue), job, changes)
     queue = target.queue(to)
-    job.has_dependents = existing is not None and target.make_way(queue, existing, now, changes)
+    job.has_dependents = existing is not None and queue.make_way(existing, changes)
     job.queue = to
-    _take(target, queue, job, retries, now, changes)
+    _take(queue, job, retries, changes)
     _rename(context, source, target, old, job)
     return "moved"
 
 
-def _give(source: Shard, queue: JobQueue, job: EngineJob, now: int, changes: PendingChanges) -> int:
+def _give(queue: JobQueue, job: EngineJob, changes: PendingChanges) -> int:
     """Take a pending job out of its queue; return its number of automatic retries."""
-    if source.journal is not None:
-        source.journal.removed([job])
+    if queue.journal is not None:
+        queue.journal.removed([job])
     unmet, job.unmet = job.unmet, None
-    source.displace(queue, job, changes)
+    queue.displace(job, changes)
     # The job whose unique key it waits for stays behind.
     job.unmet = unmet and (unmet - {PREDECESSOR} or None)
     retries = queue.dead.retries_of(job.id)
-    queue.unique.release(job, now)
+    queue.unique.release(job, changes.now)
     queue.drop(job)
-    changes.note(queue, job, "removed", now)
+    queue.note(job, "removed", changes)
     return retries
 
 
-def _take(
-    target: Shard, queue: JobQueue, job: EngineJob, retries: int, now: int, changes: PendingChanges
-) -> None:
+def _take(queue: JobQueue, job: EngineJob, retries: int, changes: PendingChanges) -> None:
     """Add a job that has left another queue, as it was; its id and its unique key are free here."""
     queue.keep(job)
     queue.dead.note_retries(job.id, retries)
     queue.unique.take(job)
     queue.watch_deadline(job)
-    queue.place(job, now)
+    queue.place(job, changes.now)
     queue.tally.enqueued += 1
     changes.woken.add(queue.name)
-    if target.journal is not None:
+    if queue.journal is not None:
         job.noted = 0
-        target.journal.added([job])
-        target.journal.changed(job)
+        queue.journal.added([job])
+        queue.journal.changed(job)
         if job.progress is not None or job.logs:
-            target.journal.reported(job, tuple(job.logs or ()))
-    changes.note(queue, job, "queued", now)
+            queue.journal.reported(job, tuple(job.logs or ()))
+    queue.note(job, "queued", changes)
 
 
 def _move_letter(
     context: EngineContext, source: Shard, target: Shard, job: EngineJob, to: str, changes: PendingChanges
 ) -> str:
-    now = context.clock.now()
     if job.id in target.find(to).jobs:
         # Unlike for a new job, an ended one does not make way: its dead letter would be lost unread.
         return "duplicate"
     old = (job.queue, job.id)
-    letter = _give_letter(source, source.find(job.queue), job, now, changes)
+    letter = _give_letter(source.find(job.queue), job, changes)
     queue = target.queue(to)
     job.has_dependents = False
     job.queue = to
-    evicted = _take_letter(target, queue, job, letter, now, changes)
+    evicted = _take_letter(queue, job, letter, changes)
     _rename(context, source, target, old, job)
-    target.remove_dead_letters(queue, evicted, changes, now)
+    queue.remove_dead_letters(evicted, changes)
     return "moved"
 
 
-def _give_letter(
-    source: Shard, queue: JobQueue, job: EngineJob, now: int, changes: PendingChanges
-) -> DeadLetterRecord:
+def _give_letter(queue: JobQueue, job: EngineJob, changes: PendingChanges) -> DeadLetterRecord:
     """Take a failed job out of its queue, with its dead letter."""
-    if source.journal is not None:
-        source.journal.removed([job])
+    if queue.journal is not None:
+        queue.journal.removed([job])
     letter = queue.dead.remove(job.id)
     assert letter is not None
     queue.drop(job)
-    changes.note(queue, job, "removed", now)
+    queue.note(job, "removed", changes)
     return letter
 
 
 def _take_letter(
-    target: Shard,
     queue: JobQueue,
     job: EngineJob,
     letter: DeadLetterRecord,
-    now: int,
     changes: PendingChanges,
 ) -> list[DeadLetterRecord]:
     """Add a failed job that has left another queue; return the dead letters that exceed the limit now."""
     queue.keep(job)
-    letter, evicted = queue.dead.receive(letter._replace(queue=queue.name), job, now)
+    letter, evicted = queue.dead.receive(letter._replace(queue=queue.name), job, changes.now)
     queue.finished.note_failed([job])
-    if target.journal is not None:
+    if queue.journal is not None:
         job.noted = 0
-        target.journal.added([job])
-        target.journal.died(job, letter)
+        queue.journal.added([job])
+        queue.journal.died(job, letter)
         if job.progress is not None or job.logs:
-            target.journal.reported(job, tuple(job.logs or ()))
-    changes.note(queue, job, "failed", now)
+            queue.journal.reported(job, tuple(job.logs or ()))
+    queue.note(job, "failed", changes)
     return evicted
 
 

@@ -67,7 +67,7 @@ class PersistentEngine:
                 if queue.drops is not None:
                     queue.drops.push(job, queue.pending)
                 if job.state is not stored_state:
-                    shard.changed(job)  # It is due by now.
+                    queue.changed(job)  # It is due by now.
                 if job.unmet:
                     unbound.append(job)
         for letter in letters:
@@ -79,7 +79,7 @@ class PersistentEngine:
                     queue.finished.note_failed([queue.jobs[letter.id]])
         for job in unbound:
             self._settlement.bind(job, tuple((job.unmet or set()) - {PREDECESSOR}), missing=State.COMPLETED)
-        changes = PendingChanges()
+        changes = PendingChanges(now)
         changes.woken.update(names)
         self._settlement.settle(changes)
 
@@ -105,7 +105,7 @@ class PersistentEngine:
         It does not if the job has been claimed again, or if the attempt has ended.
         """
         context = self._context
-        changes = PendingChanges()
+        changes = PendingChanges(context.clock.now())
         shard, processing = context.shard(claimed.queue), context.processing_shard(claimed.id)
         with shard.lock:
             queue = shard.queue(claimed.queue)
@@ -118,19 +118,19 @@ class PersistentEngine:
                 with processing.lock:
                     processing.release(job.token, job.queue, job.id)
             else:
-                shard.displace(queue, job, changes)
+                queue.displace(job, changes)
             is_counted = job.state is State.ACTIVE
             job.state = State.ACTIVE
             job.token, job.attempts = claimed.token, claimed.attempts
             job.failures, job.stalls = claimed.failures, claimed.stalls
             job.worker, job.process = worker, process
-            job.started_at = context.clock.now()
+            job.started_at = changes.now
             job.cancel_requested = False
             if is_counted:
                 self._hold(queue, job)
             else:
                 self._resume(queue, job)
-            shard.changed(job)
+            queue.changed(job)
         self._settlement.settle(changes)
         return True
 
@@ -175,7 +175,7 @@ class EngineReplacement:
             settlement: That of the engine; workers are woken.
         """
         live, twin = self._live, self.context
-        changes = PendingChanges()
+        changes = PendingChanges(live.clock.now())
         with ExitStack() as held:
             for shard in live.shards:
                 held.enter_context(shard.lock)

@@ -4,25 +4,32 @@ Active jobs and their leases are in separate shards, so that claims do not wait 
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 from random import Random
 
-from ..enginejob import EngineJob
+from ..enginejob import EngineJob, note_attempt
+from ..job import REJECTED, DeadLetterRecord, Event, JobFailure
+from ..options import JobKey
 from ..overview import NO_TOTALS, Totals
 from ..policies import (
+    DROPPED,
     GLOBAL,
     NO_LIMIT,
     PREDECESSOR,
+    REPLACED,
     GroupLimit,
     QueuePolicy,
+    Succession,
+    succession,
 )
 from ..states import PENDING, State
+from .changes import Journal, PendingChanges
 from .deadletters import DeadLetters
 from .finished import FinishedJobs
 from .groups import GROUP_WAITING, Groups
-from .indexes import SubjectIndex, UniqueKeys
+from .indexes import DependencyTracker, SubjectIndex, UniqueKeys
 from .joblists import DelayedJobs, DropOrder, ReadyJobs
 from .limiters import QueueLimiter, SharedLimiter
 
@@ -67,12 +74,14 @@ class JobQueue:
         "blocked",
         "dead",
         "delayed",
+        "dependencies",
         "drops",
         "finished",
         "group_limit",
         "groups",
         "is_grouped",
         "jobs",
+        "journal",
         "limiter",
         "name",
         "observed",
@@ -91,8 +100,10 @@ class JobQueue:
         policy: QueuePolicy,
         monotonic: Callable[[], int],
         *,
-        random: Random | None = None,
-        shared: SharedLimiter | None = None,
+        random: Random,
+        shared: SharedLimiter | None,
+        journal: Journal | None,
+        dependencies: DependencyTracker,
     ) -> None:
         self.name = name
         self.policy = policy
@@ -112,7 +123,10 @@ class JobQueue:
         self.limiter.set(policy.rate, policy.concurrency, monotonic())
         self.shared = shared
         """Limiter shared with other queues, whose permits its jobs need, too."""
-        self.dead = DeadLetters(policy.dead_letters, random or Random())
+        self.journal = journal
+        self.dependencies = dependencies
+        """Jobs that wait for jobs of the shard."""
+        self.dead = DeadLetters(policy.dead_letters, random)
         self.finished = FinishedJobs(retention=policy.retention, jobs=self.jobs)
         self.paused = False
         self.tally = Tally()
@@ -174,8 +188,8 @@ class JobQueue:
         if self.drops is not None:
             self.drops.push(job, self.pending)
 
-    def put_back(self, job: EngineJob, now: int, *, front: bool) -> None:
-        """Make an active job pending again."""
+    def _take_back(self, job: EngineJob, now: int, *, front: bool) -> None:
+        """Put an active job into the structure for its time and group again."""
         if front and job.options.group is not None and job.run_at <= now and self.is_grouped:
             # The group's next job must not overtake it.
             job.state = State.WAITING
@@ -185,7 +199,7 @@ class JobQueue:
         self.leave_group(job)
         self.place(job, now, front=front)
 
-    def displace(self, job: EngineJob) -> None:
+    def _take_out(self, job: EngineJob) -> None:
         """Take a pending job out of its structure."""
         if job.state is State.BLOCKED:
             self.blocked -= 1
@@ -272,6 +286,351 @@ class JobQueue:
         if job.options.subject is not None:
             self.subjects.drop(job, job.options.subject)
         self.dead.forget(job.id)
+
+    def changed(self, job: EngineJob) -> None:
+        """Record a change in the journal that does not end the job."""
+        if self.journal is not None:
+            self.journal.changed(job)
+
+    def restart(self, job: EngineJob) -> None:
+        """Drop the streamed items of an attempt: those of the next one start anew."""
+        job.stream = None
+        if self.journal is not None:
+            self.journal.restarted(job)
+
+    # Active jobs.
+
+    def complete(self, job: EngineJob, result: bytes | None, changes: PendingChanges) -> None:
+        """Complete a job: active → completed."""
+        self._free_permits(job, changes)
+        job.result = result
+        job.error = None
+        job.finished_at = changes.now
+        # Last: readers without a lock that see a completed job find its result.
+        job.state = State.COMPLETED
+        self.finished.add(job, 1)
+        if self.journal is not None:
+            self.journal.completed(job)
+        if not job.options.plain or job.has_dependents:
+            self._ended(job, changes)
+        elif self.limiter.full and self.ready.size:
+            changes.woken.add(self.name)
+        if self.observed:
+            self.note(job, "completed", changes)
+
+    def put_back(
+        self,
+        job: EngineJob,
+        outcome: str,
+        delay: int,
+        error: JobFailure | None,
+        changes: PendingChanges,
+    ) -> None:
+        """Make a job wait again after a failure (`retried`), stall or release: active → waiting | delayed."""
+        self._free_permits(job, changes)
+        note_attempt(job, outcome, changes.now, error, self.policy.retention.attempts.count)
+        if outcome == "released":
+            job.attempts -= 1
+        elif outcome == "retried":
+            job.failures += 1
+        else:
+            job.stalls += 1
+        job.error = error or job.error
+        if self.unique.is_followed(job):
+            # Of two waiting jobs with one key, the newer is kept.
+            self._cancel(job, REPLACED, changes)
+            return
+        if job.stream is not None:
+            self.restart(job)
+        job.worker = ""
+        job.run_at = changes.now + delay
+        self._take_back(job, changes.now, front=outcome != "retried")
+        if outcome == "retried":
+            self.tally.retried += 1
+        elif outcome == "stalled":
+            self.tally.stalled += 1
+        changes.woken.add(self.name)
+        self.changed(job)
+        event = {"retried": "failing", "released": "released", "stalled": "stalled"}[outcome]
+        self.note(job, event, changes)
+
+    def fail_active(
+        self,
+        job: EngineJob,
+        reason: str,
+        error: JobFailure | None,
+        changes: PendingChanges,
+    ) -> None:
+        """Fail a job, which becomes a dead letter: active → failed."""
+        self._free_permits(job, changes)
+        stalled = reason in ("stalled", "worker_lost")
+        outcome = "stalled" if stalled else "failed"
+        note_attempt(job, outcome, changes.now, error, self.policy.retention.attempts.count)
+        if stalled:
+            job.stalls += 1
+            self.tally.stalled += 1
+            job.state = State.FAILED
+            self.note(job, "stalled", changes)
+        else:
+            job.failures += 1
+        self._bury(job, reason, error, changes)
+
+    def cancel_active(self, job: EngineJob, reason: str, changes: PendingChanges) -> None:
+        """Cancel a job: active → cancelled."""
+        self._free_permits(job, changes)
+        note_attempt(job, "cancelled", changes.now, None, self.policy.retention.attempts.count)
+        self._cancel(job, reason, changes)
+
+    # Pending jobs.
+
+    def cancel_pending(self, job: EngineJob, reason: str, changes: PendingChanges) -> None:
+        """Cancel a job that has not started: waiting | delayed | blocked → cancelled."""
+        self.displace(job, changes)
+        self._cancel(job, reason, changes, in_group=False)
+        changes.note_incident(job, "cancelled")
+
+    def fail_pending(
+        self,
+        job: EngineJob,
+        reason: str,
+        error: JobFailure,
+        changes: PendingChanges,
+    ) -> None:
+        """Fail a job whose ttl or dependency has ended: waiting | delayed | blocked → failed."""
+        unmet = (job.unmet or set()) - {PREDECESSOR}
+        self.displace(job, changes)
+        # For the dead letter: a retried job waits for these again.
+        job.unmet = unmet if reason == "dependency_failed" else None
+        self._bury(job, reason, error, changes, in_group=False)
+        job.unmet = None
+        changes.note_incident(job, "failed")
+
+    def reject(self, job: EngineJob, changes: PendingChanges) -> None:
+        """Add a new job as a dead letter: see `JobOptions.rejected`."""
+        assert job.options.rejected is not None
+        self.keep(job)
+        self._bury(job, REJECTED, JobFailure(*job.options.rejected), changes, in_group=False)
+        changes.note_incident(job, "failed")
+
+    def succeed(
+        self, job: EngineJob, owner: EngineJob, changes: PendingChanges
+    ) -> Succession[EngineJob] | None:
+        """Give a new job the unique key that another has, if its `on_duplicate` says so; None if not."""
+        is_active = owner.state is State.ACTIVE
+        found = succession(job.options.on_duplicate, owner if is_active else None, self.pending_rival(owner))
+        if found is not None and found.replaced is not None:
+            if found.keeps_time and found.replaced.state is not State.BLOCKED:
+                job.run_at = min(job.run_at, found.replaced.run_at)
+            self.cancel_pending(found.replaced, REPLACED, changes)
+        return found
+
+    def pending_rival(self, owner: EngineJob) -> EngineJob | None:
+        """Return the job with an owner's unique key that has not started: the owner, or its successor."""
+        if owner.state is not State.ACTIVE:
+            return owner
+        assert owner.options.unique_key is not None
+        return self.unique.waiting(owner.options.unique_key)
+
+    def make_room(self, priority: int, changes: PendingChanges) -> bool:
+        """Drop a job if a new one with this priority needs room; False if none may be dropped."""
+        limit = self.policy.max_size
+        if self.drops is None or limit is None or self.pending < limit:
+            return True
+        job = self.drops.first(priority)
+        if job is None:
+            return False
+        self.cancel_pending(job, DROPPED, changes)
+        return True
+
+    def move(self, job: EngineJob, run_at: int, event: str, changes: PendingChanges) -> None:
+        """Move a pending job to another time: promoted, rescheduled, due or unblocked."""
+        self.displace(job, changes)
+        job.run_at = run_at
+        self.place(job, changes.now)
+        changes.woken.add(self.name)
+        self.changed(job)
+        self.note(job, event, changes)
+
+    def unblock(self, job: EngineJob, dependency: JobKey, changes: PendingChanges) -> None:
+        """Release a job from one dependency: blocked → waiting | delayed after the last one."""
+        assert job.unmet is not None
+        job.unmet.discard(dependency)
+        if not job.unmet:
+            self._take_out(job)
+            job.unmet = None
+            self.place(job, changes.now)
+            changes.woken.add(self.name)
+            self.changed(job)
+            self.note(job, "unblocked", changes)
+
+    def promote_due(self, tick: int, changes: PendingChanges) -> None:
+        """Promote the jobs that are due: delayed → waiting. Groups that could continue before them do so."""
+        for job in self.delayed.pop_due(changes.now):
+            if self.groups.rests:
+                self.end_rests(tick - (changes.now - job.run_at))
+            self.place(job, changes.now)
+            changes.woken.add(self.name)
+            self.changed(job)
+            self.note(job, "promoted", changes)
+
+    # Ended jobs.
+
+    def revive(
+        self,
+        job: EngineJob,
+        changes: PendingChanges,
+        *,
+        by_itself: bool,
+        unmet: Iterable[JobKey] = (),
+    ) -> None:
+        """Retry a dead letter with a new budget of failures and stalls: failed → waiting | blocked.
+
+        Args:
+            unmet: dependencies that it waits for again; the caller binds it to them.
+        """
+        self.dead.remove(job.id, by_itself=by_itself)
+        if job.stream is not None:
+            self.restart(job)
+        job.failures = job.stalls = 0
+        job.finished_at = 0
+        job.reason = job.worker = ""
+        job.run_at = changes.now
+        job.unmet = set(unmet) or None
+        self.unique.take(job)
+        self.place(job, changes.now)
+        changes.woken.add(self.name)
+        if self.journal is not None:
+            self.journal.revived(job)
+        self.note(job, "retried", changes)
+
+    def remove(self, jobs: list[EngineJob], changes: PendingChanges) -> None:
+        """Remove jobs that are not active, with everything that belongs to them."""
+        if self.journal is not None and jobs:
+            self.journal.removed(jobs)
+        for job in jobs:
+            if job.state in (State.COMPLETED, State.CANCELLED):
+                self.finished.remove(job)
+                if self.dependencies.holders:
+                    self.dependencies.forget((job.queue, job.id))
+            elif job.state is State.FAILED:
+                self.dead.remove(job.id)
+                self.note_end(job, State.CANCELLED, changes)
+            else:
+                self.displace(job, changes)
+                self.unique.release(job, changes.now)
+                self._unbind(job, changes)
+                self.note_end(job, State.CANCELLED, changes)
+            self.drop(job)
+            self.note(job, "removed", changes)
+
+    def make_way(self, job: EngineJob, changes: PendingChanges) -> bool:
+        """Remove an ended job whose id is enqueued again; return whether others wait for this id."""
+        waited_for, job.has_dependents = job.has_dependents, False
+        self.remove([job], changes)
+        return waited_for
+
+    def _bury(
+        self,
+        job: EngineJob,
+        reason: str,
+        error: JobFailure | None,
+        changes: PendingChanges,
+        *,
+        in_group: bool = True,
+    ) -> None:
+        job.state = State.FAILED
+        job.reason = reason
+        job.error = error
+        job.finished_at = changes.now
+        self.tally.failed += 1
+        letter, evicted = self.dead.add(job, changes.now)
+        self.finished.note_failed([job])
+        if self.journal is not None:
+            self.journal.died(job, letter)
+        self._ended(job, changes, in_group=in_group)
+        self.note(job, "failed", changes)
+        self.remove_dead_letters(evicted, changes)
+
+    def remove_dead_letters(self, letters: list[DeadLetterRecord], changes: PendingChanges) -> None:
+        """Remove dead letters with their jobs."""
+        jobs = [job for letter in letters if (job := self.jobs.get(letter.id)) is not None]
+        self.remove(jobs, changes)
+
+    def _cancel(
+        self,
+        job: EngineJob,
+        reason: str,
+        changes: PendingChanges,
+        *,
+        in_group: bool = True,
+    ) -> None:
+        job.state = State.CANCELLED
+        job.reason = reason
+        job.finished_at = changes.now
+        self.tally.cancelled += 1
+        self.finished.add(job)
+        self.changed(job)
+        self._ended(job, changes, in_group=in_group)
+        self.note(job, "cancelled", changes)
+
+    def displace(self, job: EngineJob, changes: PendingChanges) -> None:
+        """Take a pending job out of its structure; the caller puts it elsewhere, or ends it."""
+        job.unmet = None
+        waiting = self.ready.size
+        self._take_out(job)
+        if job.options.group is not None and self.ready.size >= waiting:
+            changes.woken.add(self.name)
+
+    def _ended(self, job: EngineJob, changes: PendingChanges, *, in_group: bool = True) -> None:
+        successor = self.unique.release(job, job.finished_at)
+        if in_group and job.options.group is not None:
+            self.leave_group(job)
+            changes.woken.add(self.name)
+        elif self.limiter.full and self.ready.size:
+            changes.woken.add(self.name)
+        if successor is not None:
+            self.unblock(successor, PREDECESSOR, changes)
+        self._unbind(job, changes)
+        self.note_end(job, job.state, changes)
+
+    @staticmethod
+    def _unbind(job: EngineJob, changes: PendingChanges) -> None:
+        if job.options.depends_on:
+            changes.unbound.append((job, job.options.depends_on))
+
+    def note_end(self, job: EngineJob, state: State, changes: PendingChanges) -> None:
+        """Add the end of a job for its dependents, which may read its record."""
+        if job.has_dependents:
+            key = (job.queue, job.id)
+            job.has_dependents = False
+            if job.state is state and state is not State.FAILED:
+                dependents = self.dependencies.keep(key)
+                if dependents:
+                    self.finished.hold(job)
+            else:
+                dependents = self.dependencies.pop(key)
+            changes.ended.append((key, state, dependents))
+
+    # Records that others may read.
+
+    def hold(self, job: EngineJob, dependent: EngineJob) -> None:
+        """Keep the record of an ended job for one that depends on it."""
+        self.dependencies.hold((job.queue, job.id), dependent)
+        self.finished.hold(job)
+
+    # What follows.
+
+    def note(self, job: EngineJob, event: str, changes: PendingChanges) -> None:
+        """Add an event for the subscribers of the queue, if it has any."""
+        if self.observed:
+            changes.events.append(Event(self.name, job.id, job.name, event, job.state, changes.now))
+
+    def _free_permits(self, job: EngineJob, changes: PendingChanges) -> None:
+        """Return the permits that an active job took of the queue's shared limiter."""
+        if self.shared is not None:
+            if changes.freed is None:
+                changes.freed = {}
+            changes.freed[self.shared] = changes.freed.get(self.shared, 0) + job.options.weight
 
 
 def expiry(job: EngineJob) -> int:

@@ -31,13 +31,9 @@ class EngineQueues:
     @counted
     def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """Limit starts per time, and active jobs, of a queue; a limit that is not given stays as it is."""
-        changes = PendingChanges()
-        shard = self._context.shard(queue)
-        with shard.lock:
-            job_queue = shard.queue(queue)
+        with self._settlement.changing(queue, is_kept=True) as (job_queue, changes):
             job_queue.limiter.set(rate, concurrency, self._context.clock.monotonic())
             changes.woken.add(queue)
-        self._settlement.settle(changes)
 
     @counted
     def set_group_limit(self, queue: str, group: str | None, **overrides: Unpack[GroupWords]) -> None:
@@ -45,10 +41,7 @@ class EngineQueues:
 
         None removes an override: the default of the queue, or of its policy, applies again.
         """
-        changes = PendingChanges()
-        shard = self._context.shard(queue)
-        with shard.lock:
-            job_queue = shard.queue(queue)
+        with self._settlement.changing(queue, is_kept=True) as (job_queue, changes):
             if group is None:
                 job_queue.limit_groups(job_queue.group_limit._replace(**overrides))
                 job_queue.regroup(job_queue.groups.names())
@@ -56,28 +49,21 @@ class EngineQueues:
                 job_queue.groups.set_own(group, job_queue.groups.own(group)._replace(**overrides))
                 job_queue.regroup([group])
             changes.woken.add(queue)
-        self._settlement.settle(changes)
 
     @counted
     def pause_group(self, queue: str, group: str) -> None:
         """Stop claims of a group's jobs until `resume_group`."""
-        shard = self._context.shard(queue)
-        with shard.lock:
-            job_queue = shard.queue(queue)
+        with self._settlement.changing(queue, is_kept=True) as (job_queue, _):
             job_queue.groups.set_own(group, job_queue.groups.own(group)._replace(paused=True))
             job_queue.regroup([group])
 
     @counted
     def resume_group(self, queue: str, group: str) -> None:
         """End a group's pause."""
-        changes = PendingChanges()
-        shard = self._context.shard(queue)
-        with shard.lock:
-            job_queue = shard.find(queue)
+        with self._settlement.changing(queue) as (job_queue, changes):
             job_queue.groups.set_own(group, job_queue.groups.own(group)._replace(paused=False))
             job_queue.regroup([group])
             changes.woken.add(queue)
-        self._settlement.settle(changes)
 
     def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
         """Return the overrides of a queue's groups; under None, the default for groups without their own."""
@@ -92,21 +78,15 @@ class EngineQueues:
     @counted
     def pause(self, queue: str) -> None:
         """Stop claims from a queue until `resume`."""
-        shard = self._context.shard(queue)
-        with shard.lock:
-            job_queue = shard.queue(queue)
+        with self._settlement.changing(queue, is_kept=True) as (job_queue, _):
             job_queue.paused = True
 
     @counted
     def resume(self, queue: str) -> None:
         """End a pause."""
-        changes = PendingChanges()
-        shard = self._context.shard(queue)
-        with shard.lock:
-            job_queue = shard.find(queue)
+        with self._settlement.changing(queue) as (job_queue, changes):
             job_queue.paused = False
             changes.woken.add(queue)
-        self._settlement.settle(changes)
 
     def is_paused(self, queue: str) -> bool:
         """Return whether a queue is paused."""
@@ -147,9 +127,7 @@ class EngineQueues:
             found = [*reversed(blocked), *(job for job in found if job.state is not State.BLOCKED)]
         left = len(found) if limit is None else limit
         for first in range(0, len(found), AT_ONCE):
-            changes = PendingChanges()
-            with shard.lock:
-                job_queue = shard.find(queue)
+            with self._settlement.changing(queue) as (job_queue, changes):
                 jobs = [
                     job
                     for job in found[first : first + AT_ONCE]
@@ -157,8 +135,7 @@ class EngineQueues:
                     and is_meant(job)
                     and not self._context.is_active(job)
                 ][:left]
-                shard.remove(job_queue, jobs, self._context.clock.now(), changes)
-            self._settlement.settle(changes)
+                job_queue.remove(jobs, changes)
             left -= len(jobs)
             yield len(jobs)
             if not left:
@@ -170,11 +147,7 @@ class EngineQueues:
 
         Raises StorageError if some are active, unless `force` is set; then their outcomes are refused.
         """
-        changes = PendingChanges()
-        shard = self._context.shard(queue)
-        now = self._context.clock.now()
-        with shard.lock:
-            job_queue = shard.find(queue)
+        with self._settlement.changing(queue) as (job_queue, changes):
             active = [job for job in job_queue.jobs.values() if self._context.is_active(job)]
             if active and not force:
                 raise StorageError(
@@ -185,14 +158,13 @@ class EngineQueues:
                 with processing.lock:
                     released = processing.release(job.token, job_queue.name, job.id)
                 if released is not None:
-                    shard.cancel_active(job_queue, job, "obliterated", now, changes)
+                    job_queue.cancel_active(job, "obliterated", changes)
             jobs = list(job_queue.jobs.values())
-            shard.remove(job_queue, jobs, now, changes)
-            shard.queues.pop(queue, None)
+            job_queue.remove(jobs, changes)
+            self._context.shard(queue).queues.pop(queue, None)
             if job_queue.shared is not None:
                 job_queue.shared.forget(queue, changes.woken)
-        changes.woken.discard(queue)
-        self._settlement.settle(changes)
+            changes.woken.discard(queue)
         self._context.metrics.forget(queue)
         return len(jobs)
 
@@ -208,7 +180,7 @@ class EngineLimiters:
     @counted
     def set(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """Change the limits of a limiter while its queues run."""
-        changes = PendingChanges()
+        changes = PendingChanges(self._context.clock.now())
         self._context.limiter(name).change(rate, concurrency, changes.woken)
         self._settlement.settle(changes)
 
@@ -218,7 +190,7 @@ class EngineLimiters:
 
     def pass_turns_on(self) -> None:
         """Give turns that a queue did not use to the next queue in line."""
-        changes = PendingChanges()
+        changes = PendingChanges(self._context.clock.now())
         for limiter in list(self._context.limiters.values()):
             limiter.pass_on(changes.woken)
         if changes.woken:

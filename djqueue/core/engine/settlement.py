@@ -15,6 +15,7 @@ from ..options import JobKey
 from ..states import LIVE, State
 from .changes import PendingChanges
 from .context import EngineContext
+from .queue import JobQueue
 from .shard import EventHandler, Shard
 
 Wake = Callable[[], None]
@@ -52,6 +53,19 @@ class Settlement:
             self._publish(event)
         if changes.incidents:
             self.announce(changes.incidents)
+
+    @contextmanager
+    def changing(self, queue: str, *, is_kept: bool = False) -> Iterator[tuple[JobQueue, PendingChanges]]:
+        """Hold the lock of a queue; afterwards, carry out what follows from the changes made meanwhile.
+
+        Args:
+            is_kept: create the queue if it was never used; otherwise, such a queue is for reading.
+        """
+        shard = self._context.shard(queue)
+        changes = PendingChanges(self._context.clock.now())
+        with shard.lock:
+            yield (shard.queue(queue) if is_kept else shard.find(queue)), changes
+        self.settle(changes)
 
     def announce(self, incidents: list[Incident]) -> None:
         """Report what happened to jobs beyond what workers reported."""
@@ -111,7 +125,7 @@ class Settlement:
             missing: how a dependency without a record ended.
             into: pending changes of the caller, which are carried out first.
         """
-        changes = PendingChanges() if into is None else into
+        changes = PendingChanges(self._context.clock.now()) if into is None else into
         for dependency in dependencies:
             key, ended = self._await(dependency, job, missing)
             if ended is not None:
@@ -164,7 +178,7 @@ class Settlement:
                     waits = existing.state is State.FAILED and is_patient
                     if existing.state not in LIVE and not waits:
                         if existing.state is not State.FAILED:
-                            shard.hold(queue, existing, job)
+                            queue.hold(existing, job)
                         return key, existing.state
                     existing.has_dependents = True
                 shard.dependencies.add(key, job)
@@ -172,14 +186,13 @@ class Settlement:
 
     def _resolve(self, job: EngineJob, dependency: JobKey, ended: State, changes: PendingChanges) -> bool:
         """Apply the end of a dependency to a job; return whether the job still waits for it."""
-        now = self._context.clock.now()
         with self._held_shard(job) as shard:
             queue = shard.find(job.queue)
             if job.state is not State.BLOCKED or dependency not in (job.unmet or ()):
                 return False
             policy = job.options.on_dependency_failure
             if ended is State.COMPLETED or policy == "ignore":
-                shard.unblock(queue, job, dependency, now, changes)
+                queue.unblock(job, dependency, changes)
                 return False
             if policy == "wait" and ended is State.FAILED:
                 return True
@@ -191,10 +204,10 @@ class Settlement:
             )
             text = f"{name} ended as {ended}"
             if policy == "cancel":
-                shard.cancel_pending(queue, job, "dependency_failed", now, changes)
+                queue.cancel_pending(job, "dependency_failed", changes)
             else:
                 error = JobFailure("djqueue.core.errors.JobFailedError", text)
-                shard.fail_pending(queue, job, "dependency_failed", error, now, changes)
+                queue.fail_pending(job, "dependency_failed", error, changes)
         return False
 
     def _unbind(self, job: EngineJob, dependencies: Iterable[JobKey]) -> None:

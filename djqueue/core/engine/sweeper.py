@@ -11,7 +11,6 @@ from .jobs import EngineJobs
 from .queue import JobQueue
 from .queues import EngineLimiters
 from .settlement import Settlement
-from .shard import Shard
 from .workers import EngineWorkers
 
 SWEEP_LIMIT = 1_000
@@ -62,8 +61,7 @@ class Sweeper:
     def _stall(self, token: int, job: EngineJob, tick: int) -> bool:
         context = self._context
         shard, processing = context.shard(job.queue), context.processing_shard(job.id)
-        changes = PendingChanges()
-        now = context.clock.now()
+        changes = PendingChanges(context.clock.now())
         with shard.lock:
             queue = shard.find(job.queue)
             with processing.lock:
@@ -74,46 +72,46 @@ class Sweeper:
                     return False
                 job.last_token = 0
             if job.cancel_requested:
-                shard.cancel_active(queue, job, "cancelled", now, changes)
+                queue.cancel_active(job, "cancelled", changes)
                 changes.note_incident(job, "cancelled")
             elif job.stalls >= job.options.max_stalls:
                 alive = any(info.id == job.worker for info in self._workers.all())
                 reason = "stalled" if alive else "worker_lost"
-                last = AttemptRecord(job.attempts, job.worker, job.started_at, now, "stalled")
+                last = AttemptRecord(job.attempts, job.worker, job.started_at, changes.now, "stalled")
                 error = stalled_error(job.stalls + 1, [*(job.history or ()), last])
                 changes.note_incident(job, "stalled")
-                shard.fail_active(queue, job, reason, error, now, changes)
+                queue.fail_active(job, reason, error, changes)
                 changes.note_incident(job, "failed")
             else:
-                shard.put_back(queue, job, "stalled", 0, None, now, changes)
+                queue.put_back(job, "stalled", 0, None, changes)
                 changes.note_incident(job, "stalled")
         self._settlement.settle(changes)
         return True
 
     def _sweep_queue(self, name: str) -> tuple[int, int, int, int]:
         shard = self._context.shard(name)
-        now = self._context.clock.now()
-        changes = PendingChanges()
+        changes = PendingChanges(self._context.clock.now())
+        now = changes.now
         with shard.lock:
             queue = shard.queues.get(name)
             if queue is None:
                 return 0, 0, 0, 0  # It was obliterated in the meantime.
             before = queue.delayed.size
             tick = self._context.clock.monotonic()
-            shard.promote_due(queue, now, tick, changes)
+            queue.promote_due(tick, changes)
             promoted = before - queue.delayed.size
             if queue.end_rests(tick):
                 changes.woken.add(name)
             queue.groups.forget_full()
             expired = queue.expired(now)
             for job in expired:
-                shard.fail_pending(queue, job, "ttl_expired", EXPIRED, now, changes)
+                queue.fail_pending(job, "ttl_expired", EXPIRED, changes)
             queue.unique.sweep(now)
             over = queue.dead.expired(now, SWEEP_LIMIT)
-            shard.remove_dead_letters(queue, over, changes, now)
+            queue.remove_dead_letters(over, changes)
             surplus = queue.dead.surplus(SWEEP_LIMIT)
-            shard.remove_dead_letters(queue, surplus, changes, now)
-            removed, is_done = _forget(shard, queue, now, changes)
+            queue.remove_dead_letters(surplus, changes)
+            removed, is_done = _forget(queue, changes)
             # Dead letters whose unique keys are taken would hold up the others.
             free = (letter.id for letter in queue.dead.due(now) if not _is_barred(queue, letter.id, now))
             due = list(islice(free, SWEEP_LIMIT))
@@ -123,9 +121,9 @@ class Sweeper:
         for _ in range(MAX_REMOVED // SWEEP_LIMIT):
             if is_done:
                 break
-            changes = PendingChanges()
+            changes = PendingChanges(now)
             with shard.lock:
-                part, is_done = _forget(shard, queue, now, changes)
+                part, is_done = _forget(queue, changes)
             self._settlement.settle(changes)
             removed += part
         retried = answers.count("retried") + answers.count("blocked_again")
@@ -138,16 +136,16 @@ def _is_barred(queue: JobQueue, job_id: str, now: int) -> bool:
     return key is not None and queue.unique.owner(key, now) is not None
 
 
-def _forget(shard: Shard, queue: JobQueue, now: int, changes: PendingChanges) -> tuple[int, bool]:
+def _forget(queue: JobQueue, changes: PendingChanges) -> tuple[int, bool]:
     """Remove some expired records of ended jobs; return their number, and whether these were all."""
-    finished = queue.finished
+    finished, now = queue.finished, changes.now
     results = finished.drop_results(now, SWEEP_LIMIT)
     details = finished.drop_details(now, SWEEP_LIMIT)
-    if shard.journal is not None and (results or details):
-        shard.journal.trimmed([*results, *details])
+    if queue.journal is not None and (results or details):
+        queue.journal.trimmed([*results, *details])
     old = finished.expired(now, SWEEP_LIMIT)
-    shard.remove(queue, old, now, changes)
+    queue.remove(old, changes)
     surplus = finished.surplus(SWEEP_LIMIT)
-    shard.remove(queue, surplus, now, changes)
+    queue.remove(surplus, changes)
     is_done = max(map(len, (results, details, old, surplus))) < SWEEP_LIMIT
     return len(old) + len(surplus), is_done

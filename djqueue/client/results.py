@@ -7,7 +7,7 @@ from typing import Any
 from asgiref.sync import sync_to_async
 
 from djqueue.core.errors import JobNotFoundError
-from djqueue.core.job import EnqueueResult, JobRecord, ResultReader, install
+from djqueue.core.job import EnqueueResult, JobRecord, ResultReader, install_result_reader
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
@@ -165,4 +165,4 @@ def _refreshed(result: EnqueueResult, record: JobRecord | None) -> EnqueueResult
     return _stored(fresh, result.storage) if isinstance(result, StoredResult) else fresh
 
 
-install(StorageResultReader())
+install_result_reader(StorageResultReader())

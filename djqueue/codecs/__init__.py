@@ -40,9 +40,9 @@ def get_encoder(content_type: str, limit: int | None = None, what: str = "payloa
     """Return an encoder like `encode`, for many values. It may be called from any thread."""
     if NAMES.get(content_type, content_type) == MSGPACK:
         return msgpack.encoder(limit, what)
-    from . import foreign
+    from . import registry
 
-    return foreign.encoder(content_type, limit, what)
+    return registry.encoder(content_type, limit, what)
 
 
 def get_calls_encoder(content_type: str, limit: int | None = None, what: str = "payload") -> CallsEncoder:
@@ -77,9 +77,9 @@ def decode(
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise SerializationError(f"expected bytes to decode, got {type(data).__name__}")
     if NAMES.get(content_type, content_type) != MSGPACK:
-        from . import foreign
+        from . import registry
 
-        return foreign.decode(bytes(data), content_type, accept)
+        return registry.decode(bytes(data), content_type, accept)
     if accept is not None and MSGPACK not in accept and "msgpack" not in accept:
         raise not_accepted(content_type, accept)
     return msgpack.decode(bytes(data))

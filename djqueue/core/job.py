@@ -70,6 +70,19 @@ class JobRecord(NamedTuple):
         return (*self.history, last)
 
 
+def is_call(payload: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a decoded payload has the arguments of a call.
+
+    A producer may send any value, so both keys are checked for their types, too.
+    """
+    return (
+        isinstance(payload, Mapping)
+        and payload.keys() == {"args", "kwargs"}
+        and isinstance(payload["args"], (list, tuple))
+        and isinstance(payload["kwargs"], Mapping)
+    )
+
+
 class Batch(NamedTuple):
     """Jobs to enqueue that differ only in payload and id."""
 
@@ -128,11 +141,11 @@ class EnqueueResult(NamedTuple):
             JobTimeoutError: The timeout expired; the job continues.
             JobNotFoundError: The job, or its result, is no longer kept.
         """
-        return follower().wait(self, timeout)
+        return _result_reader().wait(self, timeout)
 
     async def await_(self, timeout: float | timedelta = 30.0) -> Any:
         """Async version of `wait`; the name with an `a` before it is a keyword."""
-        return await follower().await_(self, timeout)
+        return await _result_reader().await_(self, timeout)
 
     def refresh(self) -> "EnqueueResult":
         """Return a copy with the current state of the job as `existing_state`.
@@ -142,19 +155,19 @@ class EnqueueResult(NamedTuple):
         Raises:
             JobNotFoundError: The job is no longer kept.
         """
-        return follower().refresh(self)
+        return _result_reader().refresh(self)
 
     async def arefresh(self) -> "EnqueueResult":
         """Async version of `refresh`."""
-        return await follower().arefresh(self)
+        return await _result_reader().arefresh(self)
 
     def job(self) -> Any:
         """Return the job as `Queue.get_job` does; None if it is no longer kept."""
-        return follower().job(self)
+        return _result_reader().job(self)
 
     async def ajob(self) -> Any:
         """Async version of `job`."""
-        return await follower().ajob(self)
+        return await _result_reader().ajob(self)
 
 
 if not TYPE_CHECKING:
@@ -166,6 +179,55 @@ if not TYPE_CHECKING:
         raise AttributeError(f"{type(result).__name__!r} object has no attribute {name!r}{hint}")
 
     EnqueueResult.__getattr__ = _explain
+
+
+class ResultReader(ABC):
+    """Reads the job of a result from the storage that has it.
+
+    The core knows no storage: the client installs a reader, which `EnqueueResult` calls.
+    """
+
+    @abstractmethod
+    def wait(self, result: "EnqueueResult", timeout: float | timedelta) -> Any:
+        """Wait until the job ends, and return its return value."""
+
+    @abstractmethod
+    async def await_(self, result: "EnqueueResult", timeout: float | timedelta) -> Any:
+        """Async version of `wait`."""
+
+    @abstractmethod
+    def refresh(self, result: "EnqueueResult") -> "EnqueueResult":
+        """Return the result with the current state of the job."""
+
+    @abstractmethod
+    async def arefresh(self, result: "EnqueueResult") -> "EnqueueResult":
+        """Async version of `refresh`."""
+
+    @abstractmethod
+    def job(self, result: "EnqueueResult") -> Any:
+        """Return the job, or None."""
+
+    @abstractmethod
+    async def ajob(self, result: "EnqueueResult") -> Any:
+        """Async version of `job`."""
+
+
+_installed: list[ResultReader] = []
+
+
+def install_result_reader(reader: ResultReader) -> None:
+    """Install the reader that results use from now on."""
+    _installed[:] = [reader]
+
+
+def _result_reader() -> ResultReader:
+    """Return the installed reader. Raises ConfigurationError if the client has not been imported."""
+    if not _installed:
+        raise ConfigurationError(
+            "this result cannot read its job, because djqueue.client is not imported: import djqueue.client, "
+            "or use the storage's own methods"
+        )
+    return _installed[0]
 
 
 class ClaimRequest(NamedTuple):
@@ -236,6 +298,16 @@ class Finished(NamedTuple):
     """Whether each outcome was accepted: one with a stale token is not. None only from `afinish`: another
     transaction has locked the job, and the outcome must be reported again."""
     claims: Claims
+
+
+class Swept(NamedTuple):
+    """Numbers of jobs that a sweep changed."""
+
+    promoted: int = 0
+    stalled: int = 0
+    expired: int = 0
+    retried: int = 0
+    removed: int = 0
 
 
 class Lease(NamedTuple):
@@ -393,72 +465,3 @@ DEAD_LETTER_REASONS = (
     "invalid_result",
     "unknown",
 )
-
-
-class Swept(NamedTuple):
-    """Numbers of jobs that a sweep changed."""
-
-    promoted: int = 0
-    stalled: int = 0
-    expired: int = 0
-    retried: int = 0
-    removed: int = 0
-
-
-def is_call(payload: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Return whether a decoded payload has the arguments of a call.
-
-    A producer may send any value, so both keys are checked for their types, too.
-    """
-    return (
-        isinstance(payload, Mapping)
-        and payload.keys() == {"args", "kwargs"}
-        and isinstance(payload["args"], (list, tuple))
-        and isinstance(payload["kwargs"], Mapping)
-    )
-
-
-class ResultReader(ABC):
-    """Reads the job of a result from the storage that has it."""
-
-    @abstractmethod
-    def wait(self, result: "EnqueueResult", timeout: float | timedelta) -> Any:
-        """Wait until the job ends, and return its return value."""
-
-    @abstractmethod
-    async def await_(self, result: "EnqueueResult", timeout: float | timedelta) -> Any:
-        """Async version of `wait`."""
-
-    @abstractmethod
-    def refresh(self, result: "EnqueueResult") -> "EnqueueResult":
-        """Return the result with the current state of the job."""
-
-    @abstractmethod
-    async def arefresh(self, result: "EnqueueResult") -> "EnqueueResult":
-        """Async version of `refresh`."""
-
-    @abstractmethod
-    def job(self, result: "EnqueueResult") -> Any:
-        """Return the job, or None."""
-
-    @abstractmethod
-    async def ajob(self, result: "EnqueueResult") -> Any:
-        """Async version of `job`."""
-
-
-_installed: list[ResultReader] = []
-
-
-def install(follower: ResultReader) -> None:
-    """Install the reader that results use from now on."""
-    _installed[:] = [follower]
-
-
-def follower() -> ResultReader:
-    """Return the installed reader. Raises ConfigurationError if the client has not been imported."""
-    if not _installed:
-        raise ConfigurationError(
-            "this result cannot read its job, because djqueue.client is not imported: import djqueue.client, "
-            "or use the storage's own methods"
-        )
-    return _installed[0]

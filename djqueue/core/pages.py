@@ -57,20 +57,20 @@ def mark_of(mark: str) -> tuple[int, str]:
     return int(number), job_id
 
 
-def page_of(found: Sequence[Marked], limit: int, position: PagePosition) -> JobPage:
-    """Return a page of up to `limit` jobs of those found, which include one more if there are more."""
-    has_more = len(found) > limit
-    some = list(found[:limit])
+def page_of(jobs: Sequence[Marked], limit: int, position: PagePosition) -> JobPage:
+    """Return a page of the first `limit` jobs; `jobs` has one more if more follow."""
+    has_more = len(jobs) > limit
+    page = list(jobs[:limit])
     if position.is_backward:
-        some.reverse()
+        page.reverse()
     is_last = not has_more and not position.is_backward
     is_first = not has_more if position.is_backward else position.mark is None
-    if not some:
+    if not page:
         return JobPage([], None, None)
     return JobPage(
-        [record for _, record in some],
-        None if is_last else FORWARD + some[-1][0],
-        None if is_first else BACKWARD + some[0][0],
+        [record for _, record in page],
+        None if is_last else FORWARD + page[-1][0],
+        None if is_first else BACKWARD + page[0][0],
     )
 
 
@@ -101,7 +101,7 @@ class JobSummaryPage(NamedTuple):
     """Cursor of the next page; None on the last page."""
 
 
-def mention(record: EngineJob | JobRecord) -> JobSummary:
+def summary_of(record: EngineJob | JobRecord) -> JobSummary:
     """Return the summary of a job."""
     return JobSummary(
         record.queue,
@@ -138,11 +138,11 @@ def mark_before(mark: str) -> tuple[int, str, str]:
     return int(created_at), unquote(queue), last
 
 
-def first_of(found: list[tuple[str, JobSummary]], limit: int) -> JobSummaryPage:
-    """Return a page of up to `limit` jobs of those found, which include one more if there are more."""
-    some = found[:limit]
-    following = FORWARD + some[-1][0] if some and len(found) > limit else None
-    return JobSummaryPage([one for _, one in some], following)
+def first_of(summaries: list[tuple[str, JobSummary]], limit: int) -> JobSummaryPage:
+    """Return a page of the first `limit` summaries; `summaries` has one more if more follow."""
+    page = summaries[:limit]
+    following = FORWARD + page[-1][0] if page and len(summaries) > limit else None
+    return JobSummaryPage([summary for _, summary in page], following)
 
 
 PAGE_BYTES = 1024 * 1024
@@ -153,14 +153,14 @@ PAGE_ITEMS = 1_000
 
 def cut(items: Iterable[bytes]) -> tuple[bytes, ...]:
     """Return the first items, as many as one page holds."""
-    found: list[bytes] = []
+    page: list[bytes] = []
     size = 0
     for item in items:
-        found.append(item)
+        page.append(item)
         size += len(item)
-        if size >= PAGE_BYTES or len(found) == PAGE_ITEMS:
+        if size >= PAGE_BYTES or len(page) == PAGE_ITEMS:
             break
-    return tuple(found)
+    return tuple(page)
 
 
 def are_readable(state: State, options: JobOptions, finished_at: int, now: int) -> bool:

@@ -1,4 +1,4 @@
-"""Threads of a process: beside a block, across forks, and without pauses of the garbage collector."""
+"""Threads of a process: beside a block and across forks, and pauses of their garbage collector."""
 
 import gc
 import os
@@ -42,7 +42,10 @@ _methods: "dict[int, tuple[ref[Any], Callable[[Any], Any]]]" = {}
 
 
 def after_fork(method: Callable[[], Any]) -> None:
-    """Call a bound method in every forked child, without keeping its object alive."""
+    """Call a bound method in every forked child, without keeping its object alive.
+
+    `os.register_at_fork` would keep the method, and its object, until the process ends.
+    """
     assert isinstance(method, MethodType)
     number, methods = next(_numbers), _methods
 
@@ -89,18 +92,22 @@ def _call_all() -> None:
 os.register_at_fork(before=_wait_for_threads, after_in_parent=_let_threads_go_on, after_in_child=_call_all)
 
 
-MANY = 1_000
+MIN_OBJECTS = 1_000
 """Minimum number of new objects for a pause."""
 
 _lock = Lock()
-_sparing = 0
+_pauses = 0
 _was_enabled = False
 
 
 @contextmanager
 def gc_paused(count: int) -> Iterator[None]:
-    """Pause garbage collection, in all threads, while `count` lasting objects are created. May be nested."""
-    if count < MANY:
+    """Pause garbage collection, in all threads, while `count` lasting objects are created. May be nested.
+
+    It starts after every few hundred allocations, which takes as long as adding a hundred thousand jobs; none
+    of them is garbage.
+    """
+    if count < MIN_OBJECTS:
         yield
         return
     _begin()
@@ -111,17 +118,17 @@ def gc_paused(count: int) -> Iterator[None]:
 
 
 def _begin() -> None:
-    global _sparing, _was_enabled
+    global _pauses, _was_enabled
     with _lock:
-        if not _sparing:
+        if not _pauses:
             _was_enabled = gc.isenabled()
             gc.disable()
-        _sparing += 1
+        _pauses += 1
 
 
 def _end() -> None:
-    global _sparing
+    global _pauses
     with _lock:
-        _sparing -= 1
-        if not _sparing and _was_enabled:
+        _pauses -= 1
+        if not _pauses and _was_enabled:
             gc.enable()

@@ -103,7 +103,7 @@ def check_command(command: str) -> None:
 
 def with_command(waiting: tuple[str, ...], command: str) -> tuple[str, ...]:
     """Return the commands that wait for a worker after one more: a dump, and the last of the others."""
-    kept = (one for one in waiting if one != command and DUMP in (one, command))
+    kept = (other for other in waiting if other != command and DUMP in (other, command))
     return (*kept, command)
 
 
@@ -133,11 +133,11 @@ def claiming(workers: Iterable[WorkerInfo], at: int) -> list[WorkerInfo]:
 
 def served(workers: Iterable[WorkerInfo]) -> "Counter[str | None]":
     """Return how many workers that claim jobs serve each queue; None stands for workers of all queues."""
-    found: Counter[str | None] = Counter()
+    counts: Counter[str | None] = Counter()
     for worker in workers:
         if worker.state == RUNNING:
-            found.update((None,) if worker.queues is None else set(worker.queues))
-    return found
+            counts.update((None,) if worker.queues is None else set(worker.queues))
+    return counts
 
 
 def unserved(queues: Iterable[QueueOverview], workers: Sequence[WorkerInfo]) -> list[QueueOverview]:
@@ -155,7 +155,7 @@ def unserved(queues: Iterable[QueueOverview], workers: Sequence[WorkerInfo]) -> 
     ]
 
 
-RECORDS = frozenset({"kombu.queue", "kombu.exchange", "celery.result"})
+CELERY_RECORDS = frozenset({"kombu.queue", "kombu.exchange", "celery.result"})
 """Names of jobs that keep values for Celery: they are never run, and their owners remove expired ones."""
 
 
@@ -177,25 +177,25 @@ def unhandled(queues: Iterable[QueueOverview], workers: Sequence[WorkerInfo]) ->
     serves_all = any(worker.queues is None for worker in live)
     known: dict[str, set[str]] = {}
     for worker in live:
-        for queue in worker.queues or ():
-            known.setdefault(queue, set()).update(worker.names)
-    found = []
-    for row in queues:
-        if not serves_all and row.name not in known:
+        for name in worker.queues or ():
+            known.setdefault(name, set()).update(worker.names)
+    rows = []
+    for queue in queues:
+        if not serves_all and queue.name not in known:
             continue
-        handled = everywhere | known.get(row.name, set())
-        found += [
-            Unhandled(row.name, name, count)
-            for name, count in row.names.items()
-            if count and name not in handled and name not in RECORDS
+        handled = everywhere | known.get(queue.name, set())
+        rows += [
+            Unhandled(queue.name, name, count)
+            for name, count in queue.names.items()
+            if count and name not in handled and name not in CELERY_RECORDS
         ]
-    return sorted(found, key=lambda one: (-one.jobs, one.queue, one.name))
+    return sorted(rows, key=lambda row: (-row.jobs, row.queue, row.name))
 
 
 def version_of(parts: Iterable[Any], workers: Sequence[WorkerInfo]) -> str:
     """Return the version of these parts and of the workers, without what only the list of workers shows."""
     digest = blake2b(repr([*parts]).encode(errors="surrogatepass"), digest_size=12)
-    for one in sorted(workers, key=lambda info: info.id):
-        shown = one._replace(seen_at=0, rss=0, jobs=())
-        digest.update(repr(tuple(shown)).encode(errors="surrogatepass"))
+    for worker in sorted(workers, key=lambda info: info.id):
+        described = worker._replace(seen_at=0, rss=0, jobs=())
+        digest.update(repr(tuple(described)).encode(errors="surrogatepass"))
     return digest.hexdigest()

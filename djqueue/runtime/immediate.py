@@ -25,11 +25,11 @@ from asgiref.sync import async_to_sync
 
 from djqueue.conf import has_django
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
-from djqueue.core.engine import DEFAULT_POLICY, EngineEvents
+from djqueue.core.engine import EngineEvents
 from djqueue.core.errors import JobFailedError
 from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Finished, Outcome, Swept
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
-from djqueue.core.policies import LimiterPolicy, QueuePolicy
+from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
 from djqueue.storage.base import EventHandler, P, T, Unsubscribe
 from djqueue.storage.memory import MemoryStorage
 

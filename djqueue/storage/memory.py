@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
-from djqueue.core.engine import DEFAULT_POLICY, Engine, EngineReads
+from djqueue.core.engine import Engine, EngineReads
 from djqueue.core.engine.metricstore import MetricStore
 from djqueue.core.job import (
     Batch,
@@ -20,7 +20,7 @@ from djqueue.core.job import (
 )
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.overview import Diagnostics
-from djqueue.core.policies import LimiterPolicy, QueuePolicy
+from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
 
 from . import backpressure
 from .base import P, Storage, T

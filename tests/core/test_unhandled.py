@@ -3,7 +3,7 @@
 from djqueue.contrib.celery import names
 from djqueue.core.engine import Engine
 from djqueue.core.overview import QueueOverview
-from djqueue.core.workers import RECORDS, WorkerInfo, unhandled
+from djqueue.core.workers import CELERY_RECORDS, WorkerInfo, unhandled
 
 
 def queue(name, **names) -> QueueOverview:
@@ -38,10 +38,10 @@ def test_quiet_worker_handles_its_names_and_stopping_worker_does_not():
 
 
 def test_values_of_celery_need_no_worker():
-    assert names.DECLARED_QUEUE in RECORDS
-    assert names.EXCHANGE in RECORDS
-    assert names.RESULT in RECORDS
-    rows = [queue("celery.results", **dict.fromkeys(RECORDS, 1))]
+    assert names.DECLARED_QUEUE in CELERY_RECORDS
+    assert names.EXCHANGE in CELERY_RECORDS
+    assert names.RESULT in CELERY_RECORDS
+    rows = [queue("celery.results", **dict.fromkeys(CELERY_RECORDS, 1))]
     assert unhandled(rows, [worker("other")]) == []
 
 

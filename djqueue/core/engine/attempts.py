@@ -1,10 +1,10 @@
-"""Reports of attempts: their outcomes, and the renewal of their leases."""
+"""Reports of attempts: their outcomes, progress, log lines and streamed items; and their leases."""
 
 from collections.abc import Container, Sequence
 
-from ..enginejob import EngineJob
+from ..enginejob import EngineJob, ItemStream
 from ..errors import OptionError
-from ..job import DEAD_LETTER_REASONS, Lease, Outcome, Renewal
+from ..job import DEAD_LETTER_REASONS, Emission, Event, Lease, Outcome, ProgressReport, Renewal
 from .changes import PendingChanges
 from .context import EngineContext
 from .queue import JobQueue
@@ -13,8 +13,8 @@ from .settlement import Settlement
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
 
-class Finisher:
-    """Ends attempts whose tokens hold."""
+class AttemptReports:
+    """Records reports of attempts whose tokens hold."""
 
     def __init__(self, context: EngineContext, settlement: Settlement) -> None:
         self._context = context
@@ -57,6 +57,61 @@ class Finisher:
             _apply(queue, job, outcome, changes)
         return True
 
+    def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
+        """Record progress and log lines: see `Engine.report`; return whether each token held."""
+        context = self._context
+        changes = PendingChanges(context.clock.now())
+        accepted = []
+        for report in reports:
+            queue = context.existing(report.queue)
+            processing = context.processing_shard(report.id)
+            with processing.lock:
+                job = processing.held(report.token, report.queue, report.id)
+                accepted.append(queue is not None and job is not None)
+                if queue is None or job is None:
+                    continue
+                if report.progress is not None:
+                    job.progress = report.progress
+                if report.lines:
+                    limit = queue.policy.retention.logs.count
+                    job.logs = [*(job.logs or ()), *report.lines][-limit:]
+                if context.journal is not None:
+                    context.journal.reported(job, report.lines)
+                if report.progress is not None:
+                    queue.note(job, "progress", changes)
+        self._settlement.settle(changes)
+        return accepted
+
+    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+        """Add streamed items: see `Engine.emit`; return whether each token held, and no gap was left."""
+        context = self._context
+        changes = PendingChanges(context.clock.now())
+        accepted = []
+        for emission in emissions:
+            queue = context.existing(emission.queue)
+            processing = context.processing_shard(emission.id)
+            with processing.lock:
+                job = processing.held(emission.token, emission.queue, emission.id)
+                if queue is None or job is None:
+                    accepted.append(False)
+                    continue
+                stream = job.stream
+                if stream is None:
+                    stream = job.stream = ItemStream(emission.token, [])
+                new = emission.items[max(0, stream.count - emission.start) :]
+                accepted.append(emission.start <= stream.count)
+                if not accepted[-1] or not new or stream.items is None:
+                    continue
+                stream.items += new
+                stream.count += len(new)
+                if context.journal is not None:
+                    context.journal.emitted(job, new)
+                if queue.observed:
+                    fields = (queue.name, job.id, job.name, "item", job.state, changes.now, stream.count)
+                    changes.events.append(Event(*fields))
+        self._settlement.settle(changes)
+        return accepted
+
 
 def _apply(queue: JobQueue, job: EngineJob, outcome: Outcome, changes: PendingChanges) -> None:
     """End an attempt whose claim has been released. The caller holds the lock of the queue."""
@@ -88,22 +143,22 @@ class EngineLeases:
         for lease in leases:
             processing = context.processing_shard(lease.id)
             with processing.lock:
-                job = processing.active.get(lease.token)
-                if job is None or job.id != lease.id or job.queue != lease.queue:
+                job = processing.held(lease.token, lease.queue, lease.id)
+                if job is None:
                     renewals.append(Renewal(False))
                     continue
-                job.lease_until = tick + self._context.policy(job.queue).lease
+                job.lease_until = tick + context.policy(job.queue).lease
                 renewals.append(Renewal(True, job.cancel_requested))
         return renewals
 
     def processes(self) -> set[str]:
         """Return the processes that hold claims, without the engine's own process."""
-        found: set[str] = set()
+        processes: set[str] = set()
         for processing in self._context.processing:
             with processing.lock:
-                found.update(job.process for job in processing.active.values())
-        found.discard("")
-        return found
+                processes.update(job.process for job in processing.active.values())
+        processes.discard("")
+        return processes
 
     def expire(self, processes: Container[str], tick: int) -> None:
         """Let the claims of some processes expire by a monotonic time; the next sweep takes them back."""

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 
 from ..clock import SYSTEM_CLOCK, Clock
-from ..enginejob import ItemStream
 from ..ids import IdSource
 from ..job import (
     Batch,
@@ -12,7 +11,6 @@ from ..job import (
     Claims,
     Emission,
     EnqueueResult,
-    Event,
     Finished,
     Incident,
     Lease,
@@ -22,8 +20,8 @@ from ..job import (
     Swept,
 )
 from ..policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
-from .attempts import EngineLeases, Finisher
-from .changes import ChangeCounter, Journal, PendingChanges, counted_if_answered, counted_unless_empty
+from .attempts import AttemptReports, EngineLeases
+from .changes import ChangeCounter, Journal, counted_if_answered, counted_unless_empty
 from .claimer import Claimer
 from .context import EngineContext
 from .enqueuer import Enqueuer
@@ -87,7 +85,7 @@ class Engine:
         self.persistence = PersistentEngine(context, settlement)
         self._enqueuer = Enqueuer(context, settlement)
         self._claimer = Claimer(context, settlement)
-        self._finisher = Finisher(context, settlement)
+        self._attempts = AttemptReports(context, settlement)
         self._sweeper = Sweeper(context, settlement, self.jobs, self.limiters, self.workers)
 
     @property
@@ -122,7 +120,7 @@ class Engine:
         """End the attempts whose tokens hold, and claim the next jobs in the same call."""
         if not outcomes:
             return Finished([], self.claim(then) if then is not None else NO_CLAIMS)
-        accepted = self._finisher.finish(outcomes)
+        accepted = self._attempts.finish(outcomes)
         # Counted as a change with the outcomes.
         return Finished(accepted, self._claimer.claim(then) if then is not None else NO_CLAIMS)
 
@@ -133,60 +131,12 @@ class Engine:
     @counted_unless_empty(0)
     def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
         """Record progress and log lines of attempts whose tokens hold."""
-        context = self.context
-        changes = PendingChanges(context.clock.now())
-        accepted = []
-        for report in reports:
-            queue = context.existing(report.queue)
-            processing = context.processing_shard(report.id)
-            with processing.lock:
-                job = processing.active.get(report.token)
-                if queue is None or job is None or job.id != report.id or job.queue != report.queue:
-                    accepted.append(False)
-                    continue
-                if report.progress is not None:
-                    job.progress = report.progress
-                if report.lines:
-                    limit = queue.policy.retention.logs.count
-                    job.logs = [*(job.logs or ()), *report.lines][-limit:]
-                if context.journal is not None:
-                    context.journal.reported(job, report.lines)
-                if report.progress is not None:
-                    queue.note(job, "progress", changes)
-            accepted.append(True)
-        self.settlement.settle(changes)
-        return accepted
+        return self._attempts.report(reports)
 
     @counted_unless_empty(0)
     def emit(self, emissions: Sequence[Emission]) -> list[bool]:
         """Add streamed items of attempts whose tokens hold; items that leave a gap are refused."""
-        context = self.context
-        changes = PendingChanges(context.clock.now())
-        accepted = []
-        for emission in emissions:
-            queue = context.existing(emission.queue)
-            processing = context.processing_shard(emission.id)
-            with processing.lock:
-                job = processing.active.get(emission.token)
-                if queue is None or job is None or job.id != emission.id or job.queue != emission.queue:
-                    accepted.append(False)
-                    continue
-                stream = job.stream
-                if stream is None:
-                    stream = job.stream = ItemStream(emission.token, [])
-                new = emission.items[max(0, stream.count - emission.start) :]
-                accepted.append(emission.start <= stream.count)
-                if not accepted[-1] or not new or stream.items is None:
-                    continue
-                stream.items += new
-                stream.count += len(new)
-                if context.journal is not None:
-                    context.journal.emitted(job, new)
-                if queue.observed:
-                    fields = (queue.name, job.id, job.name, "item", job.state, changes.now, stream.count)
-                    changes.events.append(Event(*fields))
-        self.settlement.settle(changes)
-        return accepted
+        return self._attempts.emit(emissions)
 
     def listen(self, queues: Iterable[str] | None, wake: Wake) -> Unsubscribe:
         """Call `wake`, from any thread, when a job of these queues (None: of any) may be claimable."""

@@ -1,6 +1,6 @@
-"""One queue of the engine: its jobs, each in the structure of its state, and its totals.
+"""One queue of the engine: its jobs, each in the structure of its state, and the transitions between states.
 
-Active jobs and their leases are in separate shards, so that claims do not wait for finishes.
+Active jobs and their leases are in processing shards, so that claims do not wait for finishes.
 """
 
 import heapq
@@ -66,7 +66,12 @@ class Tally:
 
 
 class JobQueue:
-    """Jobs of one queue, each in the structure of its state. Guarded by the lock of its shard."""
+    """Jobs of one queue, each in the structure of its state. Guarded by the lock of its shard.
+
+    Methods that change a job expect the caller to hold the shard's lock and, for an active job, to have
+    released its claim from the processing shard. Everything that follows after the lock is released (events,
+    wake-ups, dependents) is added to `PendingChanges`.
+    """
 
     __slots__ = (
         "_deadlines",
@@ -143,12 +148,6 @@ class JobQueue:
         """Return whether the job still has its id."""
         return self.jobs.get(job.id) is job
 
-    def keep(self, job: EngineJob) -> None:
-        """Add the record of a job whose id is free."""
-        self.jobs[job.id] = job
-        if job.options.subject is not None:
-            self.subjects.add([job], job.options.subject)
-
     @property
     def pending(self) -> int:
         """Number of pending jobs."""
@@ -159,19 +158,25 @@ class JobQueue:
         """Number of waiting jobs, ready or held back by their group."""
         return self.ready.size + self.groups.group_waiting
 
-    def place(self, job: EngineJob, now: int, *, front: bool = False) -> None:
-        """Put a pending job into the structure for its dependencies, time and group."""
-        if job.unmet:
-            job.state = State.BLOCKED
-            self.blocked += 1
-        elif job.run_at > now:
-            job.state = State.DELAYED
-            self.delayed.push(job)
-        else:
-            job.state = State.WAITING
-            front = front or job.options.lifo
-            if job.options.group is None or not self.is_grouped or self.groups.admit(job, front=front):
-                self.ready.push(job, front=front)
+    def keep(self, job: EngineJob) -> None:
+        """Add the record of a job whose id is free."""
+        self.jobs[job.id] = job
+        if job.options.subject is not None:
+            self.subjects.add([job], job.options.subject)
+
+    def drop(self, job: EngineJob) -> None:
+        """Remove the record of a job that is in no structure."""
+        del self.jobs[job.id]
+        if job.options.subject is not None:
+            self.subjects.drop(job, job.options.subject)
+        self.dead.forget(job.id)
+
+    def hold(self, job: EngineJob, dependent: EngineJob) -> None:
+        """Keep the record of an ended job for one that depends on it."""
+        self.dependencies.hold((job.queue, job.id), dependent)
+        self.finished.hold(job)
+
+    # New jobs.
 
     def admit(self, job: EngineJob, now: int, *, behind: EngineJob | None = None) -> None:
         """Add a new job whose id is free, with its unique key unless it waits `behind` the owner."""
@@ -188,117 +193,54 @@ class JobQueue:
         if self.drops is not None:
             self.drops.push(job, self.pending)
 
-    def _take_back(self, job: EngineJob, now: int, *, front: bool) -> None:
-        """Put an active job into the structure for its time and group again."""
-        if front and job.options.group is not None and job.run_at <= now and self.is_grouped:
-            # The group's next job must not overtake it.
-            job.state = State.WAITING
-            if self.groups.readmit(job):
-                self.ready.push(job, front=True)
-            return
-        self.leave_group(job)
-        self.place(job, now, front=front)
+    def reject(self, job: EngineJob, changes: PendingChanges) -> None:
+        """Add a new job as a dead letter: see `JobOptions.rejected`."""
+        assert job.options.rejected is not None
+        self.keep(job)
+        self._bury(job, REJECTED, JobFailure(*job.options.rejected), changes, in_group=False)
+        changes.note_incident(job, "failed")
 
-    def _take_out(self, job: EngineJob) -> None:
-        """Take a pending job out of its structure."""
-        if job.state is State.BLOCKED:
-            self.blocked -= 1
-        elif job.state is State.DELAYED:
-            self.delayed.remove(job)
-        elif job.generation == GROUP_WAITING:
-            self._push(self.groups.remove(job))
-        else:
-            self.ready.remove(job)
-            self.leave_group(job, was_ready=True)
+    def succeed(
+        self, job: EngineJob, owner: EngineJob, changes: PendingChanges
+    ) -> Succession[EngineJob] | None:
+        """Give a new job the unique key that another has, if its `on_duplicate` says so; None if not."""
+        is_active = owner.state is State.ACTIVE
+        found = succession(job.options.on_duplicate, owner if is_active else None, self.pending_rival(owner))
+        if found is not None and found.replaced is not None:
+            if found.keeps_time and found.replaced.state is not State.BLOCKED:
+                job.run_at = min(job.run_at, found.replaced.run_at)
+            self.cancel_pending(found.replaced, REPLACED, changes)
+        return found
 
-    def prioritize(self, job: EngineJob, priority: int, now: int) -> None:
-        """Change the priority of a pending job; a ready job goes behind those that have this priority."""
-        is_ready = job.state is State.WAITING and job.generation != GROUP_WAITING
-        if is_ready:
-            self.ready.remove(job)
-        job.options = replace(job.options, priority=priority)
-        if self.drops is not None:
-            self.drops.push(job, self.pending)
-        if is_ready:
-            job.run_at = now  # Its turn in the group, like a new job.
-            self.ready.push(job)
+    def pending_rival(self, owner: EngineJob) -> EngineJob | None:
+        """Return the job with an owner's unique key that has not started: the owner, or its successor."""
+        if owner.state is not State.ACTIVE:
+            return owner
+        assert owner.options.unique_key is not None
+        return self.unique.waiting(owner.options.unique_key)
+
+    def make_room(self, priority: int, changes: PendingChanges) -> bool:
+        """Drop a job if a new one with this priority needs room; False if none may be dropped."""
+        limit = self.policy.max_size
+        if self.drops is None or limit is None or self.pending < limit:
+            return True
+        job = self.drops.first(priority)
+        if job is None:
+            return False
+        self.cancel_pending(job, DROPPED, changes)
+        return True
+
+    def make_way(self, job: EngineJob, changes: PendingChanges) -> bool:
+        """Remove an ended job whose id is enqueued again; return whether others wait for this id."""
+        waited_for, job.has_dependents = job.has_dependents, False
+        self.remove([job], changes)
+        return waited_for
+
+    # Active jobs.
 
     def claimed(self, job: EngineJob) -> None:
         """Record that a ready job of a group became active; the group's next job may be ready."""
         self._push(self.groups.claimed(job))
-
-    def leave_group(self, job: EngineJob, *, was_ready: bool = False) -> None:
-        """Record that a job of a group is no longer active or ready; the group's next job may be ready."""
-        if job.options.group is not None and self.is_grouped:
-            self._push(self.groups.leave(job, was_ready=was_ready))
-
-    def limit_groups(self, overrides: GroupLimit) -> None:
-        """Set the default for groups without overrides; `regroup` applies it to their jobs."""
-        self.group_limit = overrides
-        self.groups.limit = overrides.concurrency or self.policy.group_concurrency
-        self.groups.rate = overrides.rate or self.policy.group_rate
-
-    def end_rests(self, tick: int) -> bool:
-        """Resume groups whose next token was available at a time; return whether a job became ready."""
-        waiting = self.ready.size
-        for name in self.groups.rests.due(tick):
-            self._push(self.groups.advance(name))
-        return self.ready.size > waiting
-
-    def regroup(self, names: list[str]) -> None:
-        """Apply changed limits of groups to their jobs."""
-        for name in names:
-            for job in self.groups.hold_back(name):
-                self.ready.remove(job)
-                self.groups.park(job)
-            self._push(self.groups.advance(name))
-
-    def _push(self, freed: Sequence[EngineJob]) -> None:
-        for job in freed:
-            self.ready.push(job)
-
-    def watch_deadline(self, job: EngineJob) -> None:
-        """Add a job with a ttl to the deadlines."""
-        if job.options.ttl is not None:
-            heapq.heappush(self._deadlines, (expiry(job), next(self._numbers), job))
-
-    def expired(self, now: int) -> list[EngineJob]:
-        """Return jobs past their ttl that have not started."""
-        jobs = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            job = heapq.heappop(self._deadlines)[2]
-            if self._may_expire(job) and is_expired(job, now):
-                jobs.append(job)
-        # A job that was moved away and back has two entries.
-        jobs = list(dict.fromkeys(jobs))
-        # Jobs that have started or ended leave stale entries behind.
-        if len(self._deadlines) > 2 * self.pending:
-            self._deadlines = [entry for entry in self._deadlines if self._may_expire(entry[2])]
-            heapq.heapify(self._deadlines)
-        return jobs
-
-    def _may_expire(self, job: EngineJob) -> bool:
-        return job.state in PENDING and not job.started_at and self.jobs.get(job.id) is job
-
-    def drop(self, job: EngineJob) -> None:
-        """Remove the record of a job that is in no structure."""
-        del self.jobs[job.id]
-        if job.options.subject is not None:
-            self.subjects.drop(job, job.options.subject)
-        self.dead.forget(job.id)
-
-    def changed(self, job: EngineJob) -> None:
-        """Record a change in the journal that does not end the job."""
-        if self.journal is not None:
-            self.journal.changed(job)
-
-    def restart(self, job: EngineJob) -> None:
-        """Drop the streamed items of an attempt: those of the next one start anew."""
-        job.stream = None
-        if self.journal is not None:
-            self.journal.restarted(job)
-
-    # Active jobs.
 
     def complete(self, job: EngineJob, result: bytes | None, changes: PendingChanges) -> None:
         """Complete a job: active → completed."""
@@ -383,6 +325,28 @@ class JobQueue:
 
     # Pending jobs.
 
+    def place(self, job: EngineJob, now: int, *, front: bool = False) -> None:
+        """Put a pending job into the structure for its dependencies, time and group."""
+        if job.unmet:
+            job.state = State.BLOCKED
+            self.blocked += 1
+        elif job.run_at > now:
+            job.state = State.DELAYED
+            self.delayed.push(job)
+        else:
+            job.state = State.WAITING
+            front = front or job.options.lifo
+            if job.options.group is None or not self.is_grouped or self.groups.admit(job, front=front):
+                self.ready.push(job, front=front)
+
+    def displace(self, job: EngineJob, changes: PendingChanges) -> None:
+        """Take a pending job out of its structure; the caller puts it elsewhere, or ends it."""
+        job.unmet = None
+        waiting = self.ready.size
+        self._take_out(job)
+        if job.options.group is not None and self.ready.size >= waiting:
+            changes.woken.add(self.name)
+
     def cancel_pending(self, job: EngineJob, reason: str, changes: PendingChanges) -> None:
         """Cancel a job that has not started: waiting | delayed | blocked → cancelled."""
         self.displace(job, changes)
@@ -405,43 +369,6 @@ class JobQueue:
         job.unmet = None
         changes.note_incident(job, "failed")
 
-    def reject(self, job: EngineJob, changes: PendingChanges) -> None:
-        """Add a new job as a dead letter: see `JobOptions.rejected`."""
-        assert job.options.rejected is not None
-        self.keep(job)
-        self._bury(job, REJECTED, JobFailure(*job.options.rejected), changes, in_group=False)
-        changes.note_incident(job, "failed")
-
-    def succeed(
-        self, job: EngineJob, owner: EngineJob, changes: PendingChanges
-    ) -> Succession[EngineJob] | None:
-        """Give a new job the unique key that another has, if its `on_duplicate` says so; None if not."""
-        is_active = owner.state is State.ACTIVE
-        found = succession(job.options.on_duplicate, owner if is_active else None, self.pending_rival(owner))
-        if found is not None and found.replaced is not None:
-            if found.keeps_time and found.replaced.state is not State.BLOCKED:
-                job.run_at = min(job.run_at, found.replaced.run_at)
-            self.cancel_pending(found.replaced, REPLACED, changes)
-        return found
-
-    def pending_rival(self, owner: EngineJob) -> EngineJob | None:
-        """Return the job with an owner's unique key that has not started: the owner, or its successor."""
-        if owner.state is not State.ACTIVE:
-            return owner
-        assert owner.options.unique_key is not None
-        return self.unique.waiting(owner.options.unique_key)
-
-    def make_room(self, priority: int, changes: PendingChanges) -> bool:
-        """Drop a job if a new one with this priority needs room; False if none may be dropped."""
-        limit = self.policy.max_size
-        if self.drops is None or limit is None or self.pending < limit:
-            return True
-        job = self.drops.first(priority)
-        if job is None:
-            return False
-        self.cancel_pending(job, DROPPED, changes)
-        return True
-
     def move(self, job: EngineJob, run_at: int, event: str, changes: PendingChanges) -> None:
         """Move a pending job to another time: promoted, rescheduled, due or unblocked."""
         self.displace(job, changes)
@@ -450,6 +377,18 @@ class JobQueue:
         changes.woken.add(self.name)
         self.changed(job)
         self.note(job, event, changes)
+
+    def prioritize(self, job: EngineJob, priority: int, now: int) -> None:
+        """Change the priority of a pending job; a ready job goes behind those that have this priority."""
+        is_ready = job.state is State.WAITING and job.generation != GROUP_WAITING
+        if is_ready:
+            self.ready.remove(job)
+        job.options = replace(job.options, priority=priority)
+        if self.drops is not None:
+            self.drops.push(job, self.pending)
+        if is_ready:
+            job.run_at = now  # Its turn in the group, like a new job.
+            self.ready.push(job)
 
     def unblock(self, job: EngineJob, dependency: JobKey, changes: PendingChanges) -> None:
         """Release a job from one dependency: blocked → waiting | delayed after the last one."""
@@ -472,6 +411,29 @@ class JobQueue:
             changes.woken.add(self.name)
             self.changed(job)
             self.note(job, "promoted", changes)
+
+    def watch_deadline(self, job: EngineJob) -> None:
+        """Add a job with a ttl to the deadlines."""
+        if job.options.ttl is not None:
+            heapq.heappush(self._deadlines, (expiry(job), next(self._numbers), job))
+
+    def expired(self, now: int) -> list[EngineJob]:
+        """Return jobs past their ttl that have not started."""
+        jobs = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            job = heapq.heappop(self._deadlines)[2]
+            if self._may_expire(job) and is_expired(job, now):
+                jobs.append(job)
+        # A job that was moved away and back has two entries.
+        jobs = list(dict.fromkeys(jobs))
+        # Jobs that have started or ended leave stale entries behind.
+        if len(self._deadlines) > 2 * self.pending:
+            self._deadlines = [entry for entry in self._deadlines if self._may_expire(entry[2])]
+            heapq.heapify(self._deadlines)
+        return jobs
+
+    def _may_expire(self, job: EngineJob) -> bool:
+        return job.state in PENDING and not job.started_at and self.jobs.get(job.id) is job
 
     # Ended jobs.
 
@@ -523,11 +485,96 @@ class JobQueue:
             self.drop(job)
             self.note(job, "removed", changes)
 
-    def make_way(self, job: EngineJob, changes: PendingChanges) -> bool:
-        """Remove an ended job whose id is enqueued again; return whether others wait for this id."""
-        waited_for, job.has_dependents = job.has_dependents, False
-        self.remove([job], changes)
-        return waited_for
+    def remove_dead_letters(self, letters: list[DeadLetterRecord], changes: PendingChanges) -> None:
+        """Remove dead letters with their jobs."""
+        jobs = [job for letter in letters if (job := self.jobs.get(letter.id)) is not None]
+        self.remove(jobs, changes)
+
+    # Groups.
+
+    def limit_groups(self, overrides: GroupLimit) -> None:
+        """Set the default for groups without overrides; `regroup` applies it to their jobs."""
+        self.group_limit = overrides
+        self.groups.limit = overrides.concurrency or self.policy.group_concurrency
+        self.groups.rate = overrides.rate or self.policy.group_rate
+
+    def regroup(self, names: list[str]) -> None:
+        """Apply changed limits of groups to their jobs."""
+        for name in names:
+            for job in self.groups.hold_back(name):
+                self.ready.remove(job)
+                self.groups.park(job)
+            self._push(self.groups.advance(name))
+
+    def end_rests(self, tick: int) -> bool:
+        """Resume groups whose next token was available at a time; return whether a job became ready."""
+        waiting = self.ready.size
+        for name in self.groups.rests.due(tick):
+            self._push(self.groups.advance(name))
+        return self.ready.size > waiting
+
+    def leave_group(self, job: EngineJob, *, was_ready: bool = False) -> None:
+        """Record that a job of a group is no longer active or ready; the group's next job may be ready."""
+        if job.options.group is not None and self.is_grouped:
+            self._push(self.groups.leave(job, was_ready=was_ready))
+
+    def _push(self, freed: Sequence[EngineJob]) -> None:
+        for job in freed:
+            self.ready.push(job)
+
+    # Parts of several transitions.
+
+    def changed(self, job: EngineJob) -> None:
+        """Record a change in the journal that does not end the job."""
+        if self.journal is not None:
+            self.journal.changed(job)
+
+    def restart(self, job: EngineJob) -> None:
+        """Drop the streamed items of an attempt: those of the next one start anew."""
+        job.stream = None
+        if self.journal is not None:
+            self.journal.restarted(job)
+
+    def note(self, job: EngineJob, event: str, changes: PendingChanges) -> None:
+        """Add an event for the subscribers of the queue, if it has any."""
+        if self.observed:
+            changes.events.append(Event(self.name, job.id, job.name, event, job.state, changes.now))
+
+    def note_end(self, job: EngineJob, state: State, changes: PendingChanges) -> None:
+        """Add the end of a job for its dependents, which may read its record."""
+        if job.has_dependents:
+            key = (job.queue, job.id)
+            job.has_dependents = False
+            if job.state is state and state is not State.FAILED:
+                dependents = self.dependencies.keep(key)
+                if dependents:
+                    self.finished.hold(job)
+            else:
+                dependents = self.dependencies.pop(key)
+            changes.ended.append((key, state, dependents))
+
+    def _take_out(self, job: EngineJob) -> None:
+        """Take a pending job out of its structure."""
+        if job.state is State.BLOCKED:
+            self.blocked -= 1
+        elif job.state is State.DELAYED:
+            self.delayed.remove(job)
+        elif job.generation == GROUP_WAITING:
+            self._push(self.groups.remove(job))
+        else:
+            self.ready.remove(job)
+            self.leave_group(job, was_ready=True)
+
+    def _take_back(self, job: EngineJob, now: int, *, front: bool) -> None:
+        """Put an active job into the structure for its time and group again."""
+        if front and job.options.group is not None and job.run_at <= now and self.is_grouped:
+            # The group's next job must not overtake it.
+            job.state = State.WAITING
+            if self.groups.readmit(job):
+                self.ready.push(job, front=True)
+            return
+        self.leave_group(job)
+        self.place(job, now, front=front)
 
     def _bury(
         self,
@@ -551,11 +598,6 @@ class JobQueue:
         self.note(job, "failed", changes)
         self.remove_dead_letters(evicted, changes)
 
-    def remove_dead_letters(self, letters: list[DeadLetterRecord], changes: PendingChanges) -> None:
-        """Remove dead letters with their jobs."""
-        jobs = [job for letter in letters if (job := self.jobs.get(letter.id)) is not None]
-        self.remove(jobs, changes)
-
     def _cancel(
         self,
         job: EngineJob,
@@ -573,14 +615,6 @@ class JobQueue:
         self._ended(job, changes, in_group=in_group)
         self.note(job, "cancelled", changes)
 
-    def displace(self, job: EngineJob, changes: PendingChanges) -> None:
-        """Take a pending job out of its structure; the caller puts it elsewhere, or ends it."""
-        job.unmet = None
-        waiting = self.ready.size
-        self._take_out(job)
-        if job.options.group is not None and self.ready.size >= waiting:
-            changes.woken.add(self.name)
-
     def _ended(self, job: EngineJob, changes: PendingChanges, *, in_group: bool = True) -> None:
         successor = self.unique.release(job, job.finished_at)
         if in_group and job.options.group is not None:
@@ -597,33 +631,6 @@ class JobQueue:
     def _unbind(job: EngineJob, changes: PendingChanges) -> None:
         if job.options.depends_on:
             changes.unbound.append((job, job.options.depends_on))
-
-    def note_end(self, job: EngineJob, state: State, changes: PendingChanges) -> None:
-        """Add the end of a job for its dependents, which may read its record."""
-        if job.has_dependents:
-            key = (job.queue, job.id)
-            job.has_dependents = False
-            if job.state is state and state is not State.FAILED:
-                dependents = self.dependencies.keep(key)
-                if dependents:
-                    self.finished.hold(job)
-            else:
-                dependents = self.dependencies.pop(key)
-            changes.ended.append((key, state, dependents))
-
-    # Records that others may read.
-
-    def hold(self, job: EngineJob, dependent: EngineJob) -> None:
-        """Keep the record of an ended job for one that depends on it."""
-        self.dependencies.hold((job.queue, job.id), dependent)
-        self.finished.hold(job)
-
-    # What follows.
-
-    def note(self, job: EngineJob, event: str, changes: PendingChanges) -> None:
-        """Add an event for the subscribers of the queue, if it has any."""
-        if self.observed:
-            changes.events.append(Event(self.name, job.id, job.name, event, job.state, changes.now))
 
     def _free_permits(self, job: EngineJob, changes: PendingChanges) -> None:
         """Return the permits that an active job took of the queue's shared limiter."""

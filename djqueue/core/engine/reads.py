@@ -31,9 +31,9 @@ from ..pages import (
     mark_before,
     mark_in,
     mark_of,
-    mention,
     page_of,
     position_of,
+    summary_of,
 )
 from ..policies import PREDECESSOR
 from ..states import PENDING, State
@@ -207,7 +207,7 @@ class EngineReads:
                     position = job.created_at, name, job.id
                     if before is None or position < before:
                         with self._context.processing_shard(job.id).lock:
-                            found.append((position, mention(job)))
+                            found.append((position, summary_of(job)))
         some = nlargest(limit + 1, found)
         return first_of([(mark_at(*position), one) for position, one in some], limit)
 

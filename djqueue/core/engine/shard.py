@@ -1,7 +1,4 @@
-"""One queue of the engine: its jobs, each in the structure of its state, and its totals.
-
-Active jobs and their leases are in separate shards, so that claims do not wait for finishes.
-"""
+"""Shards: some of the queues under one lock, and some of the active jobs under another."""
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
@@ -31,16 +28,21 @@ class ProcessingShard:
         """By queue: by how much the weights of its active jobs exceed their number."""
 
     def hold(self, job: EngineJob) -> None:
-        """Add a claim. The caller holds the lock, as for `release`."""
+        """Add a claim. The caller holds the lock, as for the other methods."""
         self.active[job.token] = job
         self.counts[job.queue] += 1
         if job.options.weight > 1:
             self.extra[job.queue] += job.options.weight - 1
 
+    def held(self, token: int, queue: str, job_id: str) -> EngineJob | None:
+        """Return the job that a token holds; None if it no longer holds it."""
+        job = self.active.get(token)
+        return None if job is None or job.id != job_id or job.queue != queue else job
+
     def release(self, token: int, queue: str, job_id: str) -> EngineJob | None:
         """End a claim; return its job, or None if the token no longer holds it."""
-        job = self.active.get(token)
-        if job is None or job.id != job_id or job.queue != queue:
+        job = self.held(token, queue, job_id)
+        if job is None:
             return None
         del self.active[token]
         left = self.counts[queue] - 1
@@ -77,7 +79,7 @@ class NewQueue(Protocol):
 
 
 class Shard:
-    """Queues by name. Composed of the managers of each queue and the shard's own dependency index."""
+    """Queues by name, their subscribers, and the jobs that wait for jobs of these queues."""
 
     __slots__ = ("_moved", "_new_queue", "dependencies", "journal", "lock", "queues", "subscribers")
 

@@ -11,7 +11,6 @@ from typing import Any, TypeVar, Unpack
 from django.db import Error, connections
 
 from djqueue.core.clock import Clock
-from djqueue.core.engine import DEFAULT_POLICY
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import (
@@ -32,6 +31,7 @@ from djqueue.core.messages import shown_name
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.overview import LimiterState
 from djqueue.core.policies import (
+    DEFAULT_POLICY,
     UNSET,
     GroupLimit,
     GroupWords,

@@ -12,7 +12,7 @@ from djqueue.core.explain import MAX_BEFORE, SHOWN, BlockingJob, Dependency, Fac
 from djqueue.core.flow import FlowGraph, FlowNode, JobLink, explore, link
 from djqueue.core.options import JobKey
 from djqueue.core.overview import GroupOverview, GroupsOverview, Overview, QueueOverview, Totals
-from djqueue.core.pages import JobSummary, JobSummaryPage, first_of, mark_at, mark_before, mark_in, mention
+from djqueue.core.pages import JobSummary, JobSummaryPage, first_of, mark_at, mark_before, mark_in, summary_of
 from djqueue.core.policies import GLOBAL, NO_LIMIT, QueuePolicy, Rate
 from djqueue.core.states import PENDING, State
 
@@ -160,7 +160,7 @@ class RedisInspector:
                 job_id, blob, st = jobs[at : at + 3]
                 record = record_of(name, text(job_id), (blob, st or None, None, None, None, ()), int(now))
                 if record is not None:
-                    found.append(((record.created_at, name, blob[: NUMBER.size].hex()), mention(record)))
+                    found.append(((record.created_at, name, blob[: NUMBER.size].hex()), summary_of(record)))
         found.sort(key=itemgetter(0), reverse=True)
         return first_of([(mark_at(*place), one) for place, one in found], limit)
 

@@ -12,7 +12,7 @@ from typing import Any
 from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.deadlines import within
-from djqueue.core.engine import DEFAULT_POLICY, Engine, EngineReads
+from djqueue.core.engine import Engine, EngineReads
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import SchedulerRunningError, StorageError, StorageUnavailableError
 from djqueue.core.job import (
@@ -31,7 +31,7 @@ from djqueue.core.job import (
 )
 from djqueue.core.metrics import Tiers
 from djqueue.core.overview import WARN, DiagnosticLine, Diagnostics
-from djqueue.core.policies import LimiterPolicy, QueuePolicy
+from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
 from djqueue.storage.enginesnapshots import EngineSnapshots
 from djqueue.storage.facets import WORKER_TTL, Unsubscribe
 from djqueue.storage.tables.dberrors import named

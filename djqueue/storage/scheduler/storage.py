@@ -14,7 +14,6 @@ from django.db import connections
 
 from djqueue.core.clock import Clock
 from djqueue.core.deadlines import Outage, within
-from djqueue.core.engine import DEFAULT_POLICY
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
 from djqueue.core.job import (
     Batch,
@@ -30,7 +29,7 @@ from djqueue.core.job import (
 )
 from djqueue.core.messages import shown_name
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
-from djqueue.core.policies import LimiterPolicy, QueuePolicy
+from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
 from djqueue.core.states import State
 from djqueue.core.threads import after_fork
 from djqueue.storage import backpressure, snapshots

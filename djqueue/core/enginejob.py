@@ -305,8 +305,8 @@ def superseded(jobs: Sequence[EngineJob], now: int) -> Iterable[EngineJob]:
     newest: dict[JobKey, EngineJob] = {}
     for job in jobs:
         if job.options.on_duplicate == "keep_last_if_active" and (key := job.options.unique_key):
-            there = newest.get((job.queue, key))
-            if there is None or _age(job) >= _age(there):
+            known = newest.get((job.queue, key))
+            if known is None or _age(job) >= _age(known):
                 newest[job.queue, key] = job
     for job in jobs if newest else ():
         key, ttl = job.options.unique_key, job.options.unique_ttl

@@ -73,12 +73,12 @@ def parse_limits(value: Any) -> dict[str, Any]:
     """
     if not isinstance(value, Mapping):
         raise OptionError(f"limits: expected a dict such as {{'memory': '256 MiB'}}; got {value!r}")
-    found: dict[str, Any] = {}
-    for name, given in value.items():
+    limits: dict[str, Any] = {}
+    for name, limit in value.items():
         if name not in LIMITS:
             raise OptionError(f"limits: unknown limit {name!r}{nearest(str(name), LIMITS)}")
-        found[name] = _parse(name, given)
-    return found
+        limits[name] = _parse(name, limit)
+    return limits
 
 
 def parse_permissions(value: Any) -> Permissions | None:
@@ -105,30 +105,30 @@ def parse_unenforced(value: Any) -> tuple[str, ...]:
     return tuple(sorted(set(value)))
 
 
-def limits_of(*given: Mapping[str, Any]) -> JobLimits:
+def limits_of(*parsed: Mapping[str, Any]) -> JobLimits:
     """Return the limits of some mappings from `parse_limits`; the last one that names a limit counts."""
     limits = DEFAULT_LIMITS
-    for some in given:
-        limits = replace(limits, **some)
+    for values in parsed:
+        limits = replace(limits, **values)
     return limits
 
 
-def _parse(name: str, given: Any) -> int | None:
+def _parse(name: str, value: Any) -> int | None:
     where = f"limits: {name}"
-    if given is None:
+    if value is None:
         if name in REQUIRED:
             raise OptionError(f"{where}: cannot be None")
         return None
     if name in SIZES:
-        number = parse_size(where, given)
+        number = parse_size(where, value)
     elif name in DURATIONS:
-        number = milliseconds(where, given)
-    elif isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= MOST_COUNT:
-        raise OptionError(f"{where}: must be a whole number from 1 to {MOST_COUNT:,}; got {given!r}")
+        number = milliseconds(where, value)
+    elif isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_COUNT:
+        raise OptionError(f"{where}: must be a whole number from 1 to {MOST_COUNT:,}; got {value!r}")
     else:
-        number = given
+        number = value
     least = {"memory": LEAST_MEMORY, "files": LEAST_FILES, "cpu": 1, "file_size": 0}.get(name, 0)
     if not least <= number <= MOST:
         unit = {"memory": " bytes", "file_size": " bytes", "output": " bytes"}.get(name, "")
-        raise OptionError(f"{where}: must be from {least:,} to {MOST:,}{unit}; got {given!r}")
+        raise OptionError(f"{where}: must be from {least:,} to {MOST:,}{unit}; got {value!r}")
     return number

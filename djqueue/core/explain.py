@@ -213,8 +213,8 @@ def _limited(facts: Facts) -> tuple[str, dict[str, Any]] | None:
     if facts.group_next_at is not None and facts.group_next_at > facts.at:
         return "group_rate", {"group": facts.group, "until": facts.group_next_at}
     if facts.is_group_waiting and facts.group_active >= facts.group_limit:
-        found = {"group": facts.group, "limit": facts.group_limit, "holders": facts.group_holders}
-        return "group_busy", {**found, "before": facts.before}
+        evidence = {"group": facts.group, "limit": facts.group_limit, "holders": facts.group_holders}
+        return "group_busy", {**evidence, "before": facts.before}
     if facts.next_token_at is not None and facts.next_token_at > facts.at:
         return "behind_rate", {"until": facts.next_token_at, "before": facts.before}
     if facts.concurrency is not None:
@@ -234,8 +234,8 @@ def _shared(facts: Facts) -> tuple[str, dict[str, Any]] | None:
     if facts.limiter_limit is not None:
         free = facts.limiter_limit - facts.limiter_used
         if min(facts.weight, facts.limiter_limit) > free:
-            found = {"limit": facts.limiter_limit, "weight": facts.weight, "free": max(0, free)}
-            return "limiter_full", {**shown, **found, "holders": facts.limiter_holders}
+            evidence = {"limit": facts.limiter_limit, "weight": facts.weight, "free": max(0, free)}
+            return "limiter_full", {**shown, **evidence, "holders": facts.limiter_holders}
     return None
 
 

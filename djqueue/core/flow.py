@@ -26,10 +26,10 @@ def levels(
         for other in wanted:
             needed_by[other].append(node)
     positions = {node: index for index, node in enumerate(left)}
-    found: list[list[Node]] = []
+    ordered: list[list[Node]] = []
     level = [node for node, wanted in left.items() if not wanted]
     while level:
-        found.append(level)
+        ordered.append(level)
         freed: dict[Node, None] = {}
         for node in level:
             for other in needed_by[node]:
@@ -41,7 +41,7 @@ def levels(
     if left:
         cycle = " -> ".join(map(describe, _cycle(left, positions)))
         raise OptionError(f"depends_on: these jobs depend on each other in a cycle: {cycle}")
-    return found
+    return ordered
 
 
 def _cycle(left: dict[Node, set[Node]], positions: dict[Node, int]) -> list[Node]:
@@ -63,16 +63,16 @@ def outside(batches: Sequence[Batch]) -> list[JobKey]:
     if not any(batch.options.depends_on for batch in batches):
         return []
     inside: set[JobKey] = set()
-    found: dict[JobKey, None] = {}
+    dependencies: dict[JobKey, None] = {}
     for batch in batches:
-        mine = {(batch.queue, job_id) for job_id in batch.ids or ()}
+        own = {(batch.queue, job_id) for job_id in batch.ids or ()}
         for key in batch.options.depends_on:
-            if key in mine:
+            if key in own:
                 raise OptionError(f"depends_on: job {key[1]!r} cannot depend on itself")
             if key not in inside:
-                found[key] = None
-        inside |= mine
-    return list(found)
+                dependencies[key] = None
+        inside |= own
+    return list(dependencies)
 
 
 def waves(batches: Sequence[Batch]) -> list[list[int]]:
@@ -80,16 +80,16 @@ def waves(batches: Sequence[Batch]) -> list[list[int]]:
     if len(batches) == 1 or not any(batch.options.depends_on for batch in batches):
         return [list(range(len(batches)))]
     wave_of: dict[JobKey, int] = {}
-    found: list[list[int]] = []
+    indexes: list[list[int]] = []
     for index, batch in enumerate(batches):
         wave = max((wave_of[key] + 1 for key in batch.options.depends_on if key in wave_of), default=0)
         # Of an id that occurs twice, the first one counts.
         for job_id in batch.ids or ():
             wave_of.setdefault((batch.queue, job_id), wave)
-        if wave == len(found):
-            found.append([])
-        found[wave].append(index)
-    return found
+        if wave == len(indexes):
+            indexes.append([])
+        indexes[wave].append(index)
+    return indexes
 
 
 class Substitutes:
@@ -230,22 +230,22 @@ def explore(root: JobKey, limit: int = MAX_FLOW_JOBS) -> Exploring:
     Each step is one edge further away, so there are as many steps as the graph is long. Up to `limit` jobs
     are read. Returns None if the first one is unknown.
     """
-    found: dict[JobKey, JobLink] = {}
+    known: dict[JobKey, JobLink] = {}
     seen = {root}
     wanted, cut = [root], False
     while wanted:
         links = yield wanted
-        found.update((key, links[key]) for key in wanted if key in links)
-        if root not in found:
+        known.update((key, links[key]) for key in wanted if key in links)
+        if root not in known:
             return None
         # Dependencies first: they are all known.
-        near = [other for key in wanted if key in found for other in found[key].depends_on]
-        near += [other for key in wanted if key in found for other in found[key].dependents]
+        near = [other for key in wanted if key in known for other in known[key].depends_on]
+        near += [other for key in wanted if key in known for other in known[key].dependents]
         new = [key for key in dict.fromkeys(near) if key not in seen]
         cut = cut or len(new) > limit - len(seen)
         wanted = new[: limit - len(seen)]
         seen.update(wanted)
-    return _assembled(root, found, seen, cut=cut)
+    return _assembled(root, known, seen, cut=cut)
 
 
 def walked(steps: Exploring, look: Callable[[list[JobKey]], Mapping[JobKey, JobLink]]) -> FlowGraph | None:
@@ -255,13 +255,13 @@ def walked(steps: Exploring, look: Callable[[list[JobKey]], Mapping[JobKey, JobL
         while True:
             wanted = steps.send(look(wanted))
     except StopIteration as end:
-        found: FlowGraph | None = end.value
-        return found
+        graph: FlowGraph | None = end.value
+        return graph
 
 
-def _assembled(root: JobKey, found: Mapping[JobKey, JobLink], seen: set[JobKey], *, cut: bool) -> FlowGraph:
+def _assembled(root: JobKey, links: Mapping[JobKey, JobLink], seen: set[JobKey], *, cut: bool) -> FlowGraph:
     """Return the jobs connected with the first one by their own dependencies."""
-    pairs = [(other, key) for key, one in found.items() for other in one.depends_on if other in seen]
+    pairs = [(other, key) for key, linked in links.items() for other in linked.depends_on if other in seen]
     near: dict[JobKey, list[JobKey]] = {}
     for before, after in pairs:
         near.setdefault(before, []).append(after)
@@ -272,7 +272,7 @@ def _assembled(root: JobKey, found: Mapping[JobKey, JobLink], seen: set[JobKey],
             if other not in connected:
                 connected.add(other)
                 left.append(other)
-    nodes = {key: found[key].node if key in found else FlowNode(*key, "", None) for key in connected}
+    nodes = {key: links[key].node if key in links else FlowNode(*key, "", None) for key in connected}
     keys = sorted(connected, key=lambda key: (nodes[key].created_at, key))
     indexes = {key: index for index, key in enumerate(keys)}
     edges = sorted(

@@ -221,8 +221,8 @@ def assemble(rows: Iterable[Row], queues: Sequence[str] | None, span: Span, *, b
 
 def since_beginning(rows: Iterable[Row]) -> list[Bucket]:
     """Return the buckets of stored rows of `ALL_TIME`: see `Reads.cumulative`."""
-    found = sorted((queue, name, values) for queue, name, _, values in rows)
-    return [_bucket(queue, name, 0, ALL_TIME, values) for queue, name, values in found]
+    cumulative = sorted((queue, name, values) for queue, name, _, values in rows)
+    return [_bucket(queue, name, 0, ALL_TIME, values) for queue, name, values in cumulative]
 
 
 def _dense(

@@ -108,12 +108,12 @@ class JobOptions:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, as plain values."""
-        found = {}
+        plain = {}
         for name, default in _DEFAULTS.items():
             value = getattr(self, name)
             if value != default:
-                found[name] = _PLAIN[name](value) if name in _PLAIN else value
-        return found
+                plain[name] = _PLAIN[name](value) if name in _PLAIN else value
+        return plain
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "JobOptions":

@@ -213,7 +213,7 @@ class QueuePolicy:
     max_size: int | None = None
     """Maximum number of pending jobs: waiting, delayed and blocked."""
     when_full: str = "reject"
-    """Behavior of an enqueue above `max_size`: one of `capacity.WHEN_FULL`."""
+    """Behavior of an enqueue above `max_size`: one of `WHEN_FULL`."""
     block_timeout: int = 30_000
     """Milliseconds for which `block` waits for room."""
     objective: int | None = None

@@ -81,11 +81,11 @@ def parse_size(name: str, value: Any) -> int:
     """
     if isinstance(value, int) and not isinstance(value, bool):
         size = value
-    elif isinstance(value, str) and (found := WRITTEN.fullmatch(value)) is not None:
-        number, unit = found[1].replace("_", ""), UNITS.get(found[2].lower())
+    elif isinstance(value, str) and (written := WRITTEN.fullmatch(value)) is not None:
+        number, unit = written[1].replace("_", ""), UNITS.get(written[2].lower())
         if unit is None:
             raise OptionError(
-                f"{name}: unknown unit {found[2]!r}; use B, KB, MB, GB, TB, KiB, MiB, GiB or TiB"
+                f"{name}: unknown unit {written[2]!r}; use B, KB, MB, GB, TB, KiB, MiB, GiB or TiB"
             )
         size = int(number) * unit if number.isdecimal() else round(float(number) * unit)
     else:

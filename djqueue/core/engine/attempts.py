@@ -27,8 +27,8 @@ class AttemptReports:
                 raise OptionError(f"unknown outcome {outcome.kind!r}")
         changes = PendingChanges(self._context.clock.now())
         accepted = [self._finish_one(outcome, changes) for outcome in outcomes]
-        some = changes.events or changes.ended or changes.woken
-        if some or changes.incidents or changes.unbound or changes.freed:
+        follows = changes.events or changes.ended or changes.woken
+        if follows or changes.incidents or changes.unbound or changes.freed:
             self._settlement.settle(changes)
         return accepted
 

@@ -53,13 +53,13 @@ class Details:
 
     def sweep(self, now: int, limit: int) -> list[EngineJob]:
         """Drop expired details of up to `limit` jobs; return the ended jobs among these."""
-        found: list[EngineJob] = []
-        while self._due and self._due[0][0] <= now and len(found) < limit:
+        ended: list[EngineJob] = []
+        while self._due and self._due[0][0] <= now and len(ended) < limit:
             job = self._jobs.get(heapq.heappop(self._due)[1])
             if job is not None and job.state in TERMINAL:
                 self._drop(job, now)
-                found.append(job)
-        return found
+                ended.append(job)
+        return ended
 
     def _drop(self, job: EngineJob, now: int) -> None:
         """Drop the expired details of a job, which may have ended again in the meantime."""

@@ -303,8 +303,8 @@ class Groups:
     def busiest(self, limit: int, considered: int) -> list[str]:
         """Return the groups with most waiting jobs, considering the first `considered` groups."""
         groups = islice(self._groups.items(), considered)
-        found = ((-group.waiting, name) for name, group in groups if group.waiting)
-        return [name for _, name in heapq.nsmallest(limit, found)]
+        waiting = ((-group.waiting, name) for name, group in groups if group.waiting)
+        return [name for _, name in heapq.nsmallest(limit, waiting)]
 
     def overrides(self) -> dict[str, GroupLimit]:
         """Return the overrides of all groups."""

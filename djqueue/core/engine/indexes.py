@@ -64,7 +64,7 @@ class UniqueKeys:
     def is_followed(self, job: EngineJob) -> bool:
         """Return whether a successor waits for the end of this job."""
         key = job.options.unique_key
-        return key is not None and (found := self._successors.get(key)) is not None and found[1] is job
+        return key is not None and (waiting := self._successors.get(key)) is not None and waiting[1] is job
 
     def release(self, job: EngineJob, now: int) -> EngineJob | None:
         """Free the key of a job that has ended, unless another job has it by now.
@@ -156,8 +156,8 @@ class DependencyTracker:
 
     def known(self, dependency: JobKey, limit: int) -> list[JobKey]:
         """Return up to `limit` live jobs that wait for this one, or may read its record."""
-        found = (self._dependents.get(dependency, {}), self.holders.get(dependency, {}))
-        return [(job.queue, job.id) for job in islice(chain(*found), limit)]
+        dependents = (self._dependents.get(dependency, {}), self.holders.get(dependency, {}))
+        return [(job.queue, job.id) for job in islice(chain(*dependents), limit)]
 
     def __len__(self) -> int:
         return len(self._dependents) + len(self.holders)

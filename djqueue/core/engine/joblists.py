@@ -87,9 +87,9 @@ class PriorityQueue:
             generations, jobs = fifo
             middle = bisect_left(generations, 0) if generations and generations[0] < 0 else 0
             for indexes in (range(middle - 1, -1, -1), range(middle, len(generations))):
-                found = next((at for at in indexes if jobs[at].generation == generations[at]), None)
-                if found is not None:
-                    yield priority, generations[found], jobs[found]
+                index = next((at for at in indexes if jobs[at].generation == generations[at]), None)
+                if index is not None:
+                    yield priority, generations[index], jobs[index]
 
     def before(self, priority: int, generation: int, limit: int) -> int:
         """Return the number of entries before this priority and generation, up to `limit`."""
@@ -105,7 +105,7 @@ class PriorityQueue:
 
     def pop(self, limit: int) -> list[EngineJob]:
         """Take up to `limit` jobs, best first."""
-        found: list[EngineJob] = []
+        taken: list[EngineJob] = []
         order = self._order
         while order and limit > 0:
             generations, jobs = self._fifos[-order[0]]
@@ -116,12 +116,12 @@ class PriorityQueue:
                     self._stale -= 1
                 else:
                     job.generation = 0
-                    found.append(job)
+                    taken.append(job)
                     limit -= 1
             if not generations:
                 del self._fifos[-heapq.heappop(order)]
-        self.size -= len(found)
-        return found
+        self.size -= len(taken)
+        return taken
 
     def remove(self, job: EngineJob) -> None:
         """Remove a job; its entry becomes stale."""
@@ -235,7 +235,7 @@ class ReadyJobs:
 
     def head(self, names: frozenset[str]) -> EngineJob | None:
         """Return the first job that `pop` would take."""
-        heads = [found for name in names & self._by_name.keys() if (found := self._by_name[name].first())]
+        heads = [first for name in names & self._by_name.keys() if (first := self._by_name[name].first())]
         return min(heads)[2] if heads else None
 
     def remove(self, job: EngineJob) -> None:

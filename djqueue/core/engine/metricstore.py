@@ -63,9 +63,9 @@ class MetricStore:
     def record(self, stats: Sequence[RunStats], now: int) -> None:
         """Add the statistics that workers reported."""
         with self._lock:
-            for one in stats:
-                self._add(one.queue, "", times_of(one), now)
-                self._add(one.queue, self._name(one.queue, one.name), values_of(one), now)
+            for run in stats:
+                self._add(run.queue, "", times_of(run), now)
+                self._add(run.queue, self._name(run.queue, run.name), values_of(run), now)
 
     def rows(self, queues: Sequence[str] | None, span: Span, *, by_name: bool) -> Iterator[Row]:
         """Return what was added in a period, by queue (None: all) or by job name."""
@@ -76,14 +76,14 @@ class MetricStore:
             if wanted is not None and not by_name and len(wanted) * len(span.starts()) < len(kept):
                 probed = ((start, queue, "") for start in span.starts() for queue in wanted)
                 keys = [key for key in probed if key in kept]
-            found = [
+            rows = [
                 (queue, name, start, tuple(kept[start, queue, name]))
                 for start, queue, name in keys
                 if span.start <= start < span.end
                 and bool(name) is by_name
                 and (wanted is None or queue in wanted)
             ]
-        yield from found
+        yield from rows
 
     def everything(self, queues: Sequence[str] | None) -> list[Row]:
         """Return what was added since the queues began (None: all), by queue and by job name."""

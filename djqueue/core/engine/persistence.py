@@ -186,8 +186,8 @@ class EngineReplacement:
             for old, new in zip(live.shards, twin.shards, strict=True):
                 old.replace(new)
                 changes.woken.update(old.queues)
-            for mine, other in zip(live.processing, twin.processing, strict=True):
-                mine.active, mine.counts, mine.extra = other.active, other.counts, other.extra
+            for current, other in zip(live.processing, twin.processing, strict=True):
+                current.active, current.counts, current.extra = other.active, other.counts, other.extra
             # The same dict, because queues that are made later look limiters up in it.
             live.limiters.clear()
             live.limiters.update(twin.limiters)

@@ -205,12 +205,12 @@ class JobQueue:
     ) -> Succession[EngineJob] | None:
         """Give a new job the unique key that another has, if its `on_duplicate` says so; None if not."""
         is_active = owner.state is State.ACTIVE
-        found = succession(job.options.on_duplicate, owner if is_active else None, self.pending_rival(owner))
-        if found is not None and found.replaced is not None:
-            if found.keeps_time and found.replaced.state is not State.BLOCKED:
-                job.run_at = min(job.run_at, found.replaced.run_at)
-            self.cancel_pending(found.replaced, REPLACED, changes)
-        return found
+        way = succession(job.options.on_duplicate, owner if is_active else None, self.pending_rival(owner))
+        if way is not None and way.replaced is not None:
+            if way.keeps_time and way.replaced.state is not State.BLOCKED:
+                job.run_at = min(job.run_at, way.replaced.run_at)
+            self.cancel_pending(way.replaced, REPLACED, changes)
+        return way
 
     def pending_rival(self, owner: EngineJob) -> EngineJob | None:
         """Return the job with an owner's unique key that has not started: the owner, or its successor."""

@@ -120,17 +120,17 @@ class EngineQueues:
 
         shard = self._context.shard(queue)
         with shard.lock:
-            found = [job for job in shard.find(queue).jobs.values() if is_meant(job)]
+            candidates = [job for job in shard.find(queue).jobs.values() if is_meant(job)]
         # Dependents first: they would end with their dependencies otherwise, and stay.
-        blocked = [job for job in found if job.state is State.BLOCKED]
+        blocked = [job for job in candidates if job.state is State.BLOCKED]
         if blocked:
-            found = [*reversed(blocked), *(job for job in found if job.state is not State.BLOCKED)]
-        left = len(found) if limit is None else limit
-        for first in range(0, len(found), AT_ONCE):
+            candidates = [*reversed(blocked), *(job for job in candidates if job.state is not State.BLOCKED)]
+        left = len(candidates) if limit is None else limit
+        for first in range(0, len(candidates), AT_ONCE):
             with self._settlement.changing(queue) as (job_queue, changes):
                 jobs = [
                     job
-                    for job in found[first : first + AT_ONCE]
+                    for job in candidates[first : first + AT_ONCE]
                     if job_queue.jobs.get(job.id) is job
                     and is_meant(job)
                     and not self._context.is_active(job)

@@ -114,8 +114,8 @@ class EngineReads:
     def find(self, id: str, queues: Sequence[str] | None = None) -> list[tuple[str, State]]:
         """Return the queues (None: of all) that have a job with this id, and its state in each."""
         names = self._context.queue_names() if queues is None else queues
-        found = [(name, self.states(name, [id])[0]) for name in names]
-        return [(name, state) for name, state in found if state is not None]
+        states = [(name, self.states(name, [id])[0]) for name in names]
+        return [(name, state) for name, state in states if state is not None]
 
     def explain(self, queue: str, id: str) -> Explanation | None:
         """Explain why a job is not running; None for an unknown job."""
@@ -128,14 +128,14 @@ class EngineReads:
 
     def links(self, keys: Sequence[JobKey], limit: int) -> Mapping[JobKey, JobLink]:
         """Return known jobs with their dependencies and up to `limit` dependents each."""
-        found = {}
+        links = {}
         for key in keys:
             shard = self._context.shard(key[0])
             with shard.lock:
                 job = shard.find(key[0]).jobs.get(key[1])
                 if job is not None:
-                    found[key] = link(_node(job), job.options, shard.dependencies.known(key, limit))
-        return found
+                    links[key] = link(_node(job), job.options, shard.dependencies.known(key, limit))
+        return links
 
     def dependents(self, key: JobKey, limit: int) -> list[JobKey]:
         """Return up to `limit` live jobs that depend on one, also if only the tables have its record."""
@@ -160,8 +160,8 @@ class EngineReads:
         position = position_of(cursor, newest_first=newest_first)
         mark = None if position.mark is None else mark_of(position.mark)
         jobs, time = self._in_state(queue, state), TIMES.get(state, "created_at")
-        found = self._first(queue, jobs, time, limit + 1, mark, is_descending=position.is_descending)
-        return page_of(found, limit, position)
+        marked = self._first(queue, jobs, time, limit + 1, mark, is_descending=position.is_descending)
+        return page_of(marked, limit, position)
 
     def _in_state(self, queue: str, state: State | None) -> list[EngineJob]:
         """Return the jobs in one state (None: all), roughly in the order of their enqueue."""
@@ -185,11 +185,11 @@ class EngineReads:
         The jobs are compared without the lock, because there may be a million. Their records are as of one
         moment afterwards.
         """
-        some = ((getattr(job, time), job.id, job) for job in (reversed(jobs) if is_descending else jobs))
+        entries = ((getattr(job, time), job.id, job) for job in (reversed(jobs) if is_descending else jobs))
         if is_descending:
-            first = nlargest(limit, (one for one in some if mark is None or one[:2] < mark))
+            first = nlargest(limit, (entry for entry in entries if mark is None or entry[:2] < mark))
         else:
-            first = nsmallest(limit, (one for one in some if mark is None or one[:2] > mark))
+            first = nsmallest(limit, (entry for entry in entries if mark is None or entry[:2] > mark))
         with self._context.shard(queue).lock:
             return [(f"{at}:{job_id}", job.record()) for at, job_id, job in first]
 
@@ -199,7 +199,7 @@ class EngineReads:
         """Return up to `limit` summaries of jobs about a subject, newest first."""
         mark = mark_in(cursor)
         before = None if mark is None else mark_before(mark)
-        found: list[tuple[tuple[int, str, str], JobSummary]] = []
+        summaries: list[tuple[tuple[int, str, str], JobSummary]] = []
         for name in self._context.queue_names() if queues is None else queues:
             shard = self._context.shard(name)
             with shard.lock:
@@ -207,9 +207,9 @@ class EngineReads:
                     position = job.created_at, name, job.id
                     if before is None or position < before:
                         with self._context.processing_shard(job.id).lock:
-                            found.append((position, summary_of(job)))
-        some = nlargest(limit + 1, found)
-        return first_of([(mark_at(*position), one) for position, one in some], limit)
+                            summaries.append((position, summary_of(job)))
+        first = nlargest(limit + 1, summaries)
+        return first_of([(mark_at(*position), summary) for position, summary in first], limit)
 
     def dead_letters(self, queue: str) -> list[DeadLetterRecord]:
         """Return a queue's dead letters, oldest first."""
@@ -255,10 +255,10 @@ class EngineReads:
 
     def group_modes(self, queues: Sequence[str]) -> dict[str, str]:
         """Return the group mode of each queue."""
-        found = {queue: self._context.existing(queue) for queue in queues}
+        existing = {queue: self._context.existing(queue) for queue in queues}
         return {
             queue: (self._context.policy(queue) if job_queue is None else job_queue.policy).group_mode
-            for queue, job_queue in found.items()
+            for queue, job_queue in existing.items()
         }
 
     def overview(self, queues: Sequence[str] | None = None) -> Overview:
@@ -294,11 +294,11 @@ class EngineReads:
     def stale_leases(self, grace: int) -> dict[str, int]:
         """Return the number of active jobs by queue whose lease expired more than `grace` ms ago."""
         until = self._context.clock.monotonic() - grace
-        found: Counter[str] = Counter()
+        stale: Counter[str] = Counter()
         for processing in self._context.processing:
             with processing.lock:
-                found.update(job.queue for job in processing.active.values() if job.lease_until < until)
-        return dict(found)
+                stale.update(job.queue for job in processing.active.values() if job.lease_until < until)
+        return dict(stale)
 
     def change_version(self) -> str | None:
         """Return an opaque version of all queues, jobs and workers."""
@@ -353,8 +353,8 @@ def _node(job: EngineJob) -> FlowNode:
 
 
 def _group(queue: JobQueue, name: str) -> GroupOverview:
-    found = queue.groups.overview(name)
-    return found if queue.is_grouped else found._replace(limit=0)
+    group = queue.groups.overview(name)
+    return group if queue.is_grouped else group._replace(limit=0)
 
 
 def _counts(queue: JobQueue, active: int) -> dict[State, int]:
@@ -441,8 +441,8 @@ class FactFinder:
         )
         if state.free is None:
             return facts
-        every = [one for shard in self._context.shards for one in list(shard.queues.values())]
-        active = self._active_of({one.name for one in every if one.shared is shared})
+        queues = [other for shard in self._context.shards for other in list(shard.queues.values())]
+        active = self._active_of({other.name for other in queues if other.shared is shared})
         return facts._replace(limiter_holders=_first(active, queue.name))
 
     def _grouped(self, queue: JobQueue, job: EngineJob, facts: Facts) -> Facts:
@@ -465,11 +465,11 @@ class FactFinder:
         return facts._replace(is_group_waiting=True, before=min(MAX_BEFORE, queue.groups.before(job)))
 
     def _active_of(self, names: Set[str]) -> list[EngineJob]:
-        found: list[EngineJob] = []
+        active: list[EngineJob] = []
         for processing in self._context.processing:
             with processing.lock:
-                found += [job for job in processing.active.values() if job.queue in names]
-        return found
+                active += [job for job in processing.active.values() if job.queue in names]
+        return active
 
     def _predecessor(self, queue: JobQueue, job: EngineJob, now: int) -> tuple[Dependency, ...]:
         key = job.options.unique_key

@@ -128,6 +128,6 @@ class EngineWorkers:
     def record_runs(self, stats: Sequence[RunStats]) -> None:
         """Add a worker's statistics of ended attempts to the metrics, except those of unknown queues."""
         context = self._context
-        known = [one for one in stats if context.existing(one.queue) is not None]
+        known = [run for run in stats if context.existing(run.queue) is not None]
         context.metrics.record(known, context.clock.now())
         context.changes.bump()

@@ -1,9 +1,9 @@
 """Limiters that queues share, and the token buckets of queues, groups and limiters.
 
-`core.policies` has the rules of limiters. Of a bucket, only the time at which it will be full is kept, from
-which everything else follows. Times are milliseconds by the clock of leases, divided into as many parts as
-the rate's capacity, so that a token is a whole number of parts. A bucket with another rate than the one asked
-for is full.
+`core.engine.limiters` has the rules of limiters. Of a bucket, only the time at which it will be full is kept,
+from which everything else follows. Times are milliseconds by the clock of leases, divided into as many parts
+as the rate's capacity, so that a token is a whole number of parts. A bucket with another rate than the one
+asked for is full.
 """
 
 import json

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from djqueue.core.overview import LimiterState
-
     from .client import JobType, Limiter, Queue, chain, chord, flow, group, job
     from .codecs import content_id
     from .core.backoff import Backoff
@@ -47,6 +45,7 @@ if TYPE_CHECKING:
         WorkerCrashedError,
     )
     from .core.job import CancelResult, EnqueueResult, Event
+    from .core.overview import LimiterState
     from .core.permissions import Permissions
     from .core.states import State
     from .runtime import Worker, current_job
@@ -109,7 +108,7 @@ HOMES = {
     "Event": "core.job",
     "JobType": "client",
     "Limiter": "client",
-    "LimiterState": "core.policies",
+    "LimiterState": "core.overview",
     "Permissions": "core.permissions",
     "Queue": "client",
     "State": "core.states",

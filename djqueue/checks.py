@@ -57,16 +57,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.utils.module_loading import import_string
 
-from djqueue.core.messages import shown_name
-
 from . import jobchecks, middleware
 from .conf import READERS, Settings, is_wrong, problems, read_settings, unknown_limiters
 from .core.errors import ConfigurationError, StorageError, UnknownQueueError
+from .core.messages import shown_name
 from .core.suggest import nearest, similar
 
 if TYPE_CHECKING:
-    from djqueue.core.overview import Finding
-
+    from .core.overview import Finding
     from .storage.redis.options import RedisOptions
 
 SCHEDULER = "djqueue.storage.scheduler.SchedulerStorage"

@@ -6,7 +6,7 @@ from typing import Any
 from django.db import models
 from django.utils import timezone
 
-from djqueue.core.units import to_datetime, to_milliseconds
+from .core.units import to_datetime, to_milliseconds
 
 NAME_LENGTH = 255
 """Maximum length of names, ids and keys."""

@@ -14,9 +14,8 @@ from django.urls import path
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from djqueue.core.overview import Finding
-
 from .conf import get_settings
+from .core.overview import Finding
 from .operations.healthrun import HealthReport, monitor
 
 __all__ = ["health", "urlpatterns"]

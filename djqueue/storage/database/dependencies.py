@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from djqueue.core.flow import FlowGraph, FlowNode, JobLink, explore, link, walked
-from djqueue.core.job import JobFailure
 from djqueue.core.options import JobKey
 from djqueue.core.policies import Succession, succession
 from djqueue.core.states import LIVE, State
 from djqueue.storage.tables.rows import unpack_options
 
-from . import retention, transitions
+from . import retention
 from .stored import StoredJob, by_keys, ids_by_queue, is_grouped, lock_jobs
 from .transaction import Tx, group_lock, key_lock
 
@@ -48,63 +47,6 @@ def states_of(tx: Tx, keys: Iterable[JobKey], *, lock: bool = True) -> dict[JobK
     return found
 
 
-def bind(tx: Tx, job: StoredJob, unmet: Sequence[JobKey], *, missing: State = State.CANCELLED) -> None:
-    """Make a blocked job wait for its dependencies; those that have ended are resolved at once.
-
-    Args:
-        job: A new job, or a dead letter that is retried.
-        unmet: Those of its dependencies that it waits for; it may read the records of the others.
-        missing: How a dependency without a record ended.
-    """
-    keys = job.options.depends_on
-    states = states_of(tx, keys)
-    # A failed dependency may be retried and complete: a patient dependent waits for that. So does a retried
-    # dependent, which has the error of its own failure.
-    is_patient = job.options.on_dependency_failure == "wait" or job.error is not None
-    ended: list[tuple[JobKey, State]] = []
-    for key in keys:
-        state = states.get(key, missing)
-        if state not in LIVE and not (state is State.FAILED and is_patient):
-            ended.append((key, state))
-    tx.insert("djqueue_dependency", DEPENDENCY, [(job.pk, *key, key not in unmet) for key in keys])
-    retention.hold(tx, [key for key, _ in ended if key in states])
-    for key, state in ended:
-        resolve(tx, job, key, state)
-        if key not in states:
-            tx.run(
-                "DELETE FROM djqueue_dependency WHERE dependent = ? AND queue = ? AND job_id = ?",
-                job.pk,
-                *key,
-            )
-
-
-def resolve(tx: Tx, job: StoredJob, key: JobKey, ended: State) -> None:
-    """Apply the end of a dependency to a job that waits for it."""
-    if job.state is not State.BLOCKED:
-        return
-    policy = job.options.on_dependency_failure
-    which = "WHERE dependent = ? AND queue = ? AND job_id = ?"
-    if ended is State.COMPLETED or policy == "ignore":
-        # A failed job leaves no record to read, and may be retried: another end is no concern of this job.
-        met = "UPDATE djqueue_dependency SET met = TRUE"
-        change = "DELETE FROM djqueue_dependency" if ended is State.FAILED else met
-        is_changed = tx.run(f"{change} {which} AND NOT met", job.pk, *key)
-        if is_changed and not waits(tx, job) and not waits_for_key(tx, job):
-            transitions.unblock(tx, job)
-        return
-    if tx.row(f"SELECT 1 FROM djqueue_dependency {which} AND NOT met", job.pk, *key) is None:
-        return
-    if policy == "wait" and ended is State.FAILED:
-        return
-    # Users who may see this job may have no access to the other queue.
-    name = f"dependency {key[1]!r}" if key[0] == job.queue else "a dependency in another queue"
-    if policy == "cancel":
-        transitions.cancel_pending(tx, job, "dependency_failed")
-    else:
-        error = JobFailure("djqueue.core.errors.JobFailedError", f"{name} ended as {ended}")
-        transitions.fail_pending(tx, job, "dependency_failed", error)
-
-
 def note_end(tx: Tx, job: StoredJob, state: State) -> None:
     """Record the end of a job for those that wait for it; `settle` applies it."""
     waiting = tx.rows(
@@ -113,17 +55,6 @@ def note_end(tx: Tx, job: StoredJob, state: State) -> None:
     )
     if waiting:
         tx.ended.append(((job.queue, job.id), state, [pk for (pk,) in waiting]))
-
-
-def settle(tx: Tx) -> None:
-    """Apply the ends of jobs, whose rows are written, to the jobs that wait for them, in order."""
-    while tx.ended:
-        key, state, waiting = tx.ended.pop(0)
-        by_keys(tx, waiting)
-        # One after the other: the end of one may end another.
-        for pk in waiting:
-            for dependent in by_keys(tx, [pk], lock=False):
-                resolve(tx, dependent, key, state)
 
 
 def note_removed(tx: Tx, jobs: Sequence[StoredJob]) -> None:
@@ -153,13 +84,6 @@ def forget(tx: Tx, queue: str, ids: Sequence[str]) -> None:
     condition, values = tx.among("job_id", ids)
     if tx.run(f"DELETE FROM djqueue_dependency WHERE queue = ? AND {condition} AND met", queue, values):
         tx.run(f"DELETE FROM djqueue_pinned WHERE queue = ? AND {condition}", queue, values)
-
-
-def are_held(tx: Tx, queue: str, ids: Sequence[str]) -> set[str]:
-    """Return the jobs whose records live jobs may read."""
-    condition, values = tx.among("job_id", ids)
-    statement = f"SELECT DISTINCT job_id FROM djqueue_dependency WHERE queue = ? AND {condition}"
-    return {id for (id,) in tx.rows(statement, queue, values)}
 
 
 # The graph of jobs that are connected by dependencies.

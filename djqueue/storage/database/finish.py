@@ -21,7 +21,7 @@ from djqueue.core.options import DEFAULT_OPTIONS, JobKey
 from djqueue.core.states import State
 from djqueue.storage.tables import rows
 
-from . import dependencies, limiters, queues, stored, transitions
+from . import dependencies, limiters, queues, stored, transitions, workers
 from .claim import CLAIM, COLUMNS, Claim
 from .dialects import Row
 from .stored import TOKENS, StoredJob, advance, by_keys, holding_group, is_grouped, keep_newest, select
@@ -174,7 +174,7 @@ def _look(
         *(tx.now, queues, homes, ids),
     )
     tx.observed = {queue for kind, queue, *_ in found if kind == "observed"}
-    limits = {queue: tx.storage.policy(queue).concurrency for queue in names}
+    limits = {queue: tx.database.policy(queue).concurrency for queue in names}
     limits |= {queue: concurrency for kind, queue, _, concurrency in found if kind == "limited"}
     return {(queue, id) for kind, queue, id, _ in found if kind == "followed"}, limits
 
@@ -286,7 +286,7 @@ def renew(tx: Tx, leases: Sequence[Lease], *, waits: bool = False) -> list[Renew
     by_length: dict[int, list[int]] = {}
     for lease in leases:
         if lease.token in free:
-            length = tx.storage.policy(lease.queue).lease
+            length = tx.database.policy(lease.queue).lease
             by_length.setdefault(length, []).append(free[lease.token][1])
     for length, pks in by_length.items():
         condition, values = tx.among("id", pks)
@@ -315,7 +315,7 @@ def report(tx: Tx, reports: Sequence[ProgressReport]) -> list[bool | None]:
             tx.note(job, "progress")
         if one.lines:
             tx.touch()
-            limit = tx.storage.policy(job.queue).retention.logs.count
+            limit = tx.database.policy(job.queue).retention.logs.count
             tx.insert("djqueue_job_log", rows.LOG, rows.log_rows(job, one.lines[-limit:]))
             keep_newest(tx, "djqueue_job_log", job, limit)
     return accepted
@@ -374,7 +374,7 @@ def stall(tx: Tx, pk: int, token: int) -> bool:
         transitions.cancel_active(tx, job, "cancelled")
         tx.note_incident(job, "cancelled")
     elif job.stalls >= job.options.max_stalls:
-        reason = "stalled" if tx.storage.workers.is_known(tx, job.worker) else "worker_lost"
+        reason = "stalled" if workers.is_known(tx, job.worker) else "worker_lost"
         last = AttemptRecord(job.attempts, job.worker, job.started_at, tx.now, "stalled")
         history = [*stored.history(tx, job), last]
         error = stalled_error(job.stalls + 1, history)

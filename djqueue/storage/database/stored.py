@@ -15,7 +15,7 @@ from djqueue.storage.tables.rows import TEXT_LIMIT, clean
 
 from . import limiters
 from .dialects import Row
-from .transaction import Tx, group_lock
+from .transaction import Tx, group_lock, use_lock
 
 COLUMNS = ", ".join(
     f'j."{name}"' for name in ("id", *("queue", "job_id", "name", "state", "payload", "options"))
@@ -83,6 +83,8 @@ def job_of(row: Row) -> StoredJob:
     return job
 
 
+USE_EVERY = 60_000
+"""Milliseconds after which a process records again that a queue is used, as another may obliterate it."""
 NEXT_DUE = "SELECT run_at FROM djqueue_delayed WHERE queue = {} ORDER BY run_at LIMIT 1"
 """When the next delayed job of a queue is due. PostgreSQL may read all of them for MIN."""
 
@@ -97,6 +99,68 @@ def queues_in(table: str) -> str:
         f"SELECT (SELECT queue FROM {table} WHERE queue > found.name ORDER BY queue LIMIT 1) FROM found "
         "WHERE found.name IS NOT NULL) SELECT name FROM found WHERE name IS NOT NULL"
     )
+
+
+def used_queues(tx: Tx, table: str = "") -> list[str]:
+    """Return the queues in a table, or those with ready, delayed or held jobs, in order."""
+    tables = [table] if table else ["djqueue_ready", "djqueue_delayed", "djqueue_held"]
+    names: set[str] = set()
+    for one in tables:
+        names.update(name for (name,) in tx.rows(queues_in(one)))
+    return sorted(names)
+
+
+def use(tx: Tx, queue: str) -> None:
+    """Record that a queue is used, unless this process has done so lately."""
+    used_until = tx.database.used_until
+    if queue in tx.used or used_until.get(queue, 0) > tx.now - USE_EVERY:
+        return
+    if not record_use(tx, queue, waits=False):
+        return
+    tx.used.add(queue)
+    tx.then(lambda: used_until.__setitem__(queue, tx.now))
+
+
+def record_use(tx: Tx, queue: str, *, waits: bool = True) -> bool:
+    """Record that a queue is used, and its group mode; return whether it is recorded. A storage without
+    settings follows the recorded mode.
+
+    Raises ConfigurationError if it is used in another group mode.
+
+    Args:
+        tx: The transaction.
+        queue: The queue.
+        waits: Wait for another transaction that records the first use of the queue. Otherwise, the record
+            is left to that one.
+    """
+    policy = tx.database.policy(queue)
+    recorded = tx.value(
+        "SELECT mode FROM djqueue_queue_state s JOIN djqueue_group_state g ON g.queue = s.name "
+        "AND g.\"group\" = '' AND mode <> '' WHERE s.name = ?",
+        queue,
+    )
+    if recorded is None:
+        if waits:
+            tx.lock(use_lock(queue))
+        elif tx.try_lock([use_lock(queue)]):
+            return False
+        tx.run(
+            "INSERT INTO djqueue_queue_state (name, paused, limits_set) VALUES (?, FALSE, FALSE) "
+            "ON CONFLICT (name) DO NOTHING",
+            queue,
+        )
+        recorded = tx.value(
+            "INSERT INTO djqueue_group_state (queue, \"group\", mode, paused) VALUES (?, '', ?, FALSE) "
+            'ON CONFLICT (queue, "group") DO UPDATE SET mode = '
+            "CASE WHEN djqueue_group_state.mode = '' THEN excluded.mode ELSE djqueue_group_state.mode END "
+            "RETURNING mode",
+            *(queue, policy.group_mode),
+        )
+    if tx.database.has_settings:
+        policy.check_mode(queue, recorded)
+    else:
+        tx.database.follow_mode(queue, recorded)
+    return True
 
 
 def select(tx: Tx, condition: str, *parameters: Any) -> list[StoredJob]:
@@ -218,7 +282,7 @@ def note_attempt(tx: Tx, job: StoredJob, outcome: str, error: JobFailure | None)
     """Add the attempt that has just ended to the job's history, as long as the queue says."""
     attempt = AttemptRecord(job.attempts, job.worker, job.started_at, tx.now, outcome, error)
     tx.insert("djqueue_job_attempt", rows.ATTEMPT, [rows.attempt_row(job, attempt)])
-    keep_newest(tx, "djqueue_job_attempt", job, tx.storage.policy(job.queue).retention.attempts.count)
+    keep_newest(tx, "djqueue_job_attempt", job, tx.database.policy(job.queue).retention.attempts.count)
 
 
 def history(tx: Tx, job: StoredJob) -> list[AttemptRecord]:
@@ -297,7 +361,7 @@ def is_grouped(tx: Tx, job: StoredJob) -> bool:
 
 def holding_group(tx: Tx, queue: str, group: str | None) -> str | None:
     """Return a group of a queue that may hold jobs back; None if groups do not, or there is none."""
-    return None if tx.storage.policy(queue).group_mode == GLOBAL else group
+    return None if tx.database.policy(queue).group_mode == GLOBAL else group
 
 
 def place(tx: Tx, job: StoredJob, *, front: bool = False, is_blocked: bool = False) -> None:
@@ -371,7 +435,7 @@ class LockedGroup:
         self.name = name
         if lock:
             tx.lock(group_lock(queue, name))
-        policy = tx.storage.policy(queue)
+        policy = tx.database.policy(queue)
         found = overrides(tx, queue, [name]) if limits is None else limits
         default, own = found.get("", NO_LIMIT), found.get(name, NO_LIMIT)
         self.paused = own.paused

@@ -6,7 +6,7 @@ from django.db import connection
 from djqueue import models
 from djqueue.core.policies import LimiterPolicy, QueuePolicy, Rate
 from djqueue.core.states import State
-from djqueue.storage.database import storage as storages
+from djqueue.storage.database import transaction
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import QUEUE, claim, claim_ids, enqueue_many, state
 
@@ -69,10 +69,10 @@ def test_leases_last_while_the_machine_runs(make):
 
 
 def test_wall_clock_decides_where_the_boot_is_unknown(make, monkeypatch):
-    monkeypatch.setattr(storages, "boot_of", lambda: "")
+    monkeypatch.setattr(transaction, "boot_of", lambda: "")
     clock = FakeClock(now=1_700_000_000_000, monotonic=JUST_STARTED)
 
     storage = make(clock=clock)
 
-    assert storage.tick() == clock.now()
+    assert storage.database.tick() == clock.now()
     assert not models.SchedulerLease.objects.filter(name="boot").exists()

@@ -127,7 +127,7 @@ HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         # Not for dunder names, which Python itself asks for.
-        here = None if name.startswith("_") else _foreign().PACKAGE_HERE.get(name)
+        here = None if name.startswith("_") else _suggest().PACKAGE_HERE.get(name)
         hint = f". Use djqueue.{here}" if here else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     module = import_module(f"{__name__}.{HOMES.get(name, 'core.errors')}")
@@ -135,8 +135,8 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def _foreign() -> Any:
-    return import_module(f"{__name__}.core.foreign")
+def _suggest() -> Any:
+    return import_module(f"{__name__}.core.suggest")
 
 
 def __dir__() -> list[str]:

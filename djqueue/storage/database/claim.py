@@ -136,10 +136,10 @@ def claim(tx: Tx, request: ClaimRequest, *, waits: bool = True) -> Claims:
         if not _claim_from((_serving(tx, name) for name in _turned(tx, known)), tx, request, claimed, hints):
             hints.clear()
             names = used_queues(tx) if request.queues is None else request.queues
-            found = [queue for queue in (_serving(tx, name) for name in names) if queue is not None]
-            ready = [queue.name for queue in found if queue.has_ready]
+            candidates = [queue for queue in (_serving(tx, name) for name in names) if queue is not None]
+            ready = [queue.name for queue in candidates if queue.has_ready]
             tx.database.ready_queues.set(request.queues, tx.tick, ready)
-            _claim_from(_turned(tx, found), tx, request, claimed, hints)
+            _claim_from(_turned(tx, candidates), tx, request, claimed, hints)
     return Claims(claimed, min(hints, default=None))
 
 
@@ -242,9 +242,9 @@ def _take_first(
     return _start(tx, queue.name, request, ready, claimed, started)
 
 
-def _note_locked(tx: Tx, hints: list[int], left: str, *parameters: object) -> None:
+def _note_locked(tx: Tx, hints: list[int], search: str, *parameters: object) -> None:
     """Look again soon if there are ready jobs that a claim has not seen."""
-    if tx.dialect.skip_locked and tx.row(left, *parameters):
+    if tx.dialect.skip_locked and tx.row(search, *parameters):
         hints.append(LOCKED)
 
 
@@ -278,16 +278,16 @@ def _take_within_limits(
     )
     if len(rows) < slots and queue.has_ready:
         seen, pks = tx.among("id", [row[0] for row in rows])
-        left = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} AND NOT {seen} LIMIT 1"
-        _note_locked(tx, hints, left, name, names, pks)
+        unseen = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} AND NOT {seen} LIMIT 1"
+        _note_locked(tx, hints, unseen, name, names, pks)
     ready = [ReadyRow(*row) for row in rows]
     chosen, is_refused = _choose(tx, queue, used, ready, allowed, limiter, claimed, hints)
     before = len(claimed)
     has_more = _start(tx, name, request, chosen, claimed, _taken_out(tx, request, chosen))
     if bucket is not None:
         bucket.take(len(claimed) - before)
-        left = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} LIMIT 1"
-        if bucket.wait and tx.row(left, name, names):
+        unseen = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} LIMIT 1"
+        if bucket.wait and tx.row(unseen, name, names):
             hints.append(bucket.wait)
     if limiter is not None:
         limiter.save()
@@ -395,20 +395,20 @@ def _start(
             return True
     policy = tx.database.policy(queue)
     lease, now, worker = policy.lease, tx.now, request.worker
-    found = {row[0]: row for row in started}
-    if missing := [job.pk for job in ready if job.pk not in found]:
+    rows_by_pk = {row[0]: row for row in started}
+    if missing := [job.pk for job in ready if job.pk not in rows_by_pk]:
         condition, pks = tx.among("id", missing)
-        found |= {
+        rows_by_pk |= {
             row[0]: row for row in tx.rows(f"{START} WHERE {condition} RETURNING {STARTED}", now, worker, pks)
         }
-    if missing := [job.pk for job in ready if job.pk not in found]:
+    if missing := [job.pk for job in ready if job.pk not in rows_by_pk]:
         logger.error("Dropped ready rows of queue %r, whose jobs are gone: %s.", queue, missing)
-        ready = [job for job in ready if job.pk in found]
+        ready = [job for job in ready if job.pk in rows_by_pk]
     claims, observed = [], tx.is_observed(queue)
     retention = policy.retention
     is_unbounded = retention is NO_RETENTION
     for pk, _, _, name, group, weight, stalls, _ in ready:
-        _, id, payload, packed, token, attempts, failures, created_at, run_at = found[pk]
+        _, id, payload, packed, token, attempts, failures, created_at, run_at = rows_by_pk[pk]
         options = unpack_options(bytes(packed))
         kept = retention.completed.shorten(options.kept)
         claims.append(
@@ -484,15 +484,15 @@ def promote_due(tx: Tx, queue: str, limit: int = PROMOTED) -> int:
     return len(order)
 
 
-def end_rests(tx: Tx, queue: str, late: int = 0) -> int:
-    """Resume groups whose next token was available `late` milliseconds ago, in the order of these times, and
-    by name if they are equal. Returns how many jobs became ready.
+def end_rests(tx: Tx, queue: str, overdue: int = 0) -> int:
+    """Resume groups whose next token was available `overdue` milliseconds ago, in the order of these times,
+    and by name if they are equal. Returns how many jobs became ready.
     """
     rested = "SELECT name, rest_at FROM djqueue_rate_bucket WHERE queue = ? AND rest_at <= ? ORDER BY name"
-    found = tx.rows(rested, queue, tx.tick - late)
-    locked = tx.try_lock(group_lock(queue, name) for name, _ in found)
+    rows = tx.rows(rested, queue, tx.tick - overdue)
+    locked = tx.try_lock(group_lock(queue, name) for name, _ in rows)
     groups = [
-        (at, LockedGroup(tx, queue, name)) for name, at in found if group_lock(queue, name) not in locked
+        (at, LockedGroup(tx, queue, name)) for name, at in rows if group_lock(queue, name) not in locked
     ]
     for _, group in groups:
         if group.rate is None:  # Its next job was locked.

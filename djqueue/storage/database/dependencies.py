@@ -34,7 +34,7 @@ def unmet_of(tx: Tx, job: StoredJob) -> list[JobKey]:
 
 def states_of(tx: Tx, keys: Iterable[JobKey], *, lock: bool = True) -> dict[JobKey, State]:
     """Return the states of jobs; with `lock`, they cannot end before the transaction does."""
-    found: dict[JobKey, State] = {}
+    states: dict[JobKey, State] = {}
     for queue, ids in ids_by_queue(sorted(set(keys))).items():
         condition, values = tx.among("job_id", ids)
         if lock and tx.dialect.for_share:
@@ -43,8 +43,8 @@ def states_of(tx: Tx, keys: Iterable[JobKey], *, lock: bool = True) -> dict[JobK
             pks = [pk for (pk,) in tx.rows(which, queue, values)]
             lock_jobs(tx, pks, share=not retention.is_bounded(tx, queue))
         statement = f"SELECT job_id, state FROM djqueue_job WHERE queue = ? AND {condition}"
-        found |= {(queue, id): State(state) for id, state in tx.rows(statement, queue, values)}
-    return found
+        states |= {(queue, id): State(state) for id, state in tx.rows(statement, queue, values)}
+    return states
 
 
 def note_end(tx: Tx, job: StoredJob, state: State) -> None:
@@ -62,12 +62,12 @@ def note_removed(tx: Tx, jobs: Sequence[StoredJob]) -> None:
     for queue, ids in ids_by_queue((job.queue, job.id) for job in jobs).items():
         condition, values = tx.among("job_id", ids)
         which = f"SELECT DISTINCT job_id, met FROM djqueue_dependency WHERE queue = ? AND {condition}"
-        found = tx.rows(which, queue, values)
-        waited_for = {id for id, met in found if not met}
+        rows = tx.rows(which, queue, values)
+        waited_for = {id for id, met in rows if not met}
         for job in jobs:
             if job.queue == queue and job.id in waited_for:
                 note_end(tx, job, State.CANCELLED)
-        if found:
+        if rows:
             forget(tx, queue, ids)  # Another job may get the id.
 
 
@@ -102,7 +102,7 @@ def flow(tx: Tx, key: JobKey, limit: int) -> FlowGraph | None:
 
 def _links(tx: Tx, keys: Sequence[JobKey], limit: int) -> Mapping[JobKey, JobLink]:
     """Return the existing jobs among these, with their own dependencies and their live dependents."""
-    found: dict[JobKey, JobLink] = {}
+    links: dict[JobKey, JobLink] = {}
     for queue, ids in ids_by_queue(keys).items():
         condition, values = tx.among("job_id", ids)
         rows = tx.rows(f"SELECT {NODE} FROM djqueue_job WHERE queue = ? AND {condition}", queue, values)
@@ -111,8 +111,8 @@ def _links(tx: Tx, keys: Sequence[JobKey], limit: int) -> Mapping[JobKey, JobLin
             node = FlowNode(
                 queue, id, name, State(state), reason, created_at=created_at, finished_at=finished_at or 0
             )
-            found[queue, id] = link(node, unpack_options(bytes(packed)), dependents.get(id, ()))
-    return found
+            links[queue, id] = link(node, unpack_options(bytes(packed)), dependents.get(id, ()))
+    return links
 
 
 def _dependents(tx: Tx, queue: str, ids: Sequence[str], limit: int) -> dict[str, list[JobKey]]:
@@ -125,10 +125,10 @@ def _dependents(tx: Tx, queue: str, ids: Sequence[str], limit: int) -> dict[str,
         f"JOIN djqueue_job j ON j.id = d.dependent WHERE d.queue = ? AND {condition} LIMIT ?",
         *(queue, values, 2 * limit + 1),
     )
-    found: dict[str, list[JobKey]] = {}
+    dependents: dict[str, list[JobKey]] = {}
     for id, *dependent in rows:
-        found.setdefault(id, []).append((dependent[0], dependent[1]))
-    return found
+        dependents.setdefault(id, []).append((dependent[0], dependent[1]))
+    return dependents
 
 
 # The unique keys of queues: their owners, and the jobs that wait for the end of active owners.
@@ -154,12 +154,12 @@ def lock_key(tx: Tx, queue: str, key: str) -> Key:
 
 def read_key(tx: Tx, queue: str, key: str) -> Key:
     """Return a key as it is now."""
-    found = tx.row(
+    row = tx.row(
         f"SELECT owner, successor, behind, expires_at FROM djqueue_unique_key{WHERE_KEY}", queue, key
     )
-    if found is None:
+    if row is None:
         return Key()
-    owner, successor, behind, expires_at = found
+    owner, successor, behind, expires_at = row
     if expires_at is not None and expires_at <= tx.now:
         owner = None
     return Key(owner, successor, behind)
@@ -229,15 +229,15 @@ def release_key(tx: Tx, queue: str, key: str | None, pk: int) -> int | None:
     tx.lock(key_lock(queue, key))
     if free_keys(tx, queue, {pk: key}):
         return None
-    found = read_key(tx, queue, key)
-    if found.owner == pk or found.owner is None:
+    current = read_key(tx, queue, key)
+    if current.owner == pk or current.owner is None:
         tx.run(f"UPDATE djqueue_unique_key SET owner = NULL, expires_at = NULL{WHERE_KEY}", queue, key)
-        found = found._replace(owner=None)
+        current = current._replace(owner=None)
     successor = None
-    if pk in (found.successor, found.behind):
+    if pk in (current.successor, current.behind):
         tx.run(f"UPDATE djqueue_unique_key SET successor = NULL, behind = NULL{WHERE_KEY}", queue, key)
-        successor = None if found.successor == pk else found.successor
-        if successor is not None and found.owner is None:
+        successor = None if current.successor == pk else current.successor
+        if successor is not None and current.owner is None:
             [follower] = by_keys(tx, [successor])
             take_key(tx, follower)
     tx.run(f"DELETE FROM djqueue_unique_key{WHERE_KEY} AND owner IS NULL AND successor IS NULL", queue, key)
@@ -247,8 +247,8 @@ def release_key(tx: Tx, queue: str, key: str | None, pk: int) -> int | None:
 def taken_keys(tx: Tx, queue: str, keys: Iterable[str]) -> set[str]:
     """Return those of the keys that jobs have, or wait for."""
     condition, values = tx.among("key", sorted(keys))
-    found = f"SELECT key FROM djqueue_unique_key WHERE queue = ? AND {condition}"
-    return {key for (key,) in tx.rows(found, queue, values)}
+    search = f"SELECT key FROM djqueue_unique_key WHERE queue = ? AND {condition}"
+    return {key for (key,) in tx.rows(search, queue, values)}
 
 
 def succeed(tx: Tx, job: StoredJob) -> tuple[StoredJob | None, Succession[StoredJob] | None]:
@@ -256,8 +256,8 @@ def succeed(tx: Tx, job: StoredJob) -> tuple[StoredJob | None, Succession[Stored
     assert job.options.unique_key is not None
     if tx.dialect.for_update:
         key = read_key(tx, job.queue, job.options.unique_key)
-        owner, found = _succeed(tx, job, key, lock=False)
-        if owner is not None and found is None and owner.state in LIVE:
+        owner, handover = _succeed(tx, job, key, lock=False)
+        if owner is not None and handover is None and owner.state in LIVE:
             return owner, None  # A duplicate changes nothing, so that it locks nothing.
         # Rows before keys, as at the end of a job: in another order, the two would wait for each other.
         lock_jobs(tx, [pk for pk in (key.owner, key.successor) if pk])
@@ -270,12 +270,12 @@ def _succeed(
     tx: Tx, job: StoredJob, key: Key, *, lock: bool = True
 ) -> tuple[StoredJob | None, Succession[StoredJob] | None]:
     holders = by_keys(tx, [pk for pk in (key.owner, key.successor) if pk], lock=lock)
-    found = {other.pk: other for other in holders}
-    owner = found.get(key.owner or 0)
+    holders_by_pk = {other.pk: other for other in holders}
+    owner = holders_by_pk.get(key.owner or 0)
     if owner is None:
         return None, Succession()
     is_active = owner.state is State.ACTIVE
-    pending = found.get(key.successor or 0) if is_active else owner
+    pending = holders_by_pk.get(key.successor or 0) if is_active else owner
     return owner, succession(job.options.on_duplicate, owner if is_active else None, pending)
 
 

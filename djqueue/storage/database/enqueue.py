@@ -81,9 +81,9 @@ def _lock_shared(tx: Tx, batches: Sequence[Batch]) -> None:
 def _check_dependencies(tx: Tx, batches: Sequence[Batch]) -> None:
     keys = outside(batches)
     if keys:
-        there = dependencies.states_of(tx, keys)
+        existing = dependencies.states_of(tx, keys)
         for queue, id in keys:
-            if (queue, id) not in there:
+            if (queue, id) not in existing:
                 raise OptionError(f"depends_on: queue {queue!r} has no job {id!r}")
 
 
@@ -182,25 +182,25 @@ def _each(tx: Tx, batch: Batch, *, drops: bool) -> list[EnqueueResult]:
             known[id] = job
             results.append(EnqueueResult(id, "rejected", batch.queue))
             continue
-        found = None
+        handover = None
         if options.unique_key is not None:
-            owner, found = dependencies.succeed(tx, job)
-            if found is None:
+            owner, handover = dependencies.succeed(tx, job)
+            if handover is None:
                 assert owner is not None
                 results.append(EnqueueResult(owner.id, "duplicate", batch.queue, owner.state))
                 continue
-            if found.replaced is not None:
-                if found.keeps_time and found.replaced.state is not State.BLOCKED:
-                    job.run_at = min(job.run_at, found.replaced.run_at)
-                transitions.cancel_pending(tx, found.replaced, REPLACED)
-                known[found.replaced.id] = found.replaced
-        replaced = None if found is None else found.replaced
+            if handover.replaced is not None:
+                if handover.keeps_time and handover.replaced.state is not State.BLOCKED:
+                    job.run_at = min(job.run_at, handover.replaced.run_at)
+                transitions.cancel_pending(tx, handover.replaced, REPLACED)
+                known[handover.replaced.id] = handover.replaced
+        replaced = None if handover is None else handover.replaced
         if drops and replaced is None and not _make_room(tx, job):
             # This is the first job of the batch: an earlier one could be dropped for it.
             raise full_error(batch.queue, tx.database.policy(batch.queue).max_size, len(batch.payloads))
         if existing is not None:
             transitions.make_way(tx, existing)
-        _admit(tx, job, packed, behind=None if found is None else found.behind)
+        _admit(tx, job, packed, behind=None if handover is None else handover.behind)
         known[id] = job
         added.append(job)
         results.append(
@@ -284,10 +284,10 @@ def _growth(tx: Tx, batch: Batch) -> int:
     if batch.options.unique_key is None or not new:
         return new
     model = StoredJob("", batch.queue, batch.name, b"", batch.options, State.WAITING, tx.now, tx.now)
-    owner, found = dependencies.succeed(tx, model)
+    owner, handover = dependencies.succeed(tx, model)
     if owner is None:
         return 1
-    return int(found is not None and found.replaced is None)
+    return int(handover is not None and handover.replaced is None)
 
 
 def _make_room(tx: Tx, job: StoredJob) -> bool:
@@ -299,14 +299,14 @@ def _make_room(tx: Tx, job: StoredJob) -> bool:
     by_priority = policy.when_full == "drop_lowest"
     order = "priority, created_at, id" if by_priority else "created_at, id"
     allowed = "AND priority <= ?" if by_priority else "AND ? IS NOT NULL"
-    found = tx.row(
+    row = tx.row(
         "SELECT id FROM djqueue_job WHERE queue = ? AND state IN ('waiting', 'delayed', 'blocked') "
         f"AND started_at IS NULL {allowed} ORDER BY {order} LIMIT 1",
         *(job.queue, job.options.priority),
     )
-    if found is None:
+    if row is None:
         return False
-    [dropped] = stored.by_keys(tx, [found[0]])
+    [dropped] = stored.by_keys(tx, [row[0]])
     transitions.cancel_pending(tx, dropped, DROPPED)
     return True
 

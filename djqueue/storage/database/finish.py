@@ -70,10 +70,10 @@ def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[b
         advance(tx, queue, names)
     _free_keys(tx, plain.values())
     accepted: list[bool | None] = []
-    left = set(taken)
+    unreported = set(taken)
     for outcome in outcomes:
-        accepted.append(None if outcome.token in locked else outcome.token in left)
-        left.discard(outcome.token)
+        accepted.append(None if outcome.token in locked else outcome.token in unreported)
+        unreported.discard(outcome.token)
         if accepted[-1] and (claim := others.get(outcome.token)):
             _apply(tx, jobs[claim.pk], outcome, cancel=bool(claim.cancel))
     for queue, limiter in sorted({(claim.queue, claim.limiter or "") for claim in taken.values()}):
@@ -166,17 +166,17 @@ def _look(
     named, queues = tx.among("name", names)
     within, homes = tx.among("queue", names)
     known, ids = tx.among("job_id", [claim.job_id for claim in plain])
-    found = tx.rows(
+    marks = tx.rows(
         "SELECT 'observed', name, '', 0 FROM djqueue_observed WHERE until > ? UNION ALL "
         f"SELECT 'limited', name, '', concurrency FROM djqueue_queue_state WHERE {named} AND limits_set "
         "UNION ALL SELECT DISTINCT 'followed', queue, job_id, 0 FROM djqueue_dependency "
         f"WHERE {within} AND {known} AND NOT met",
         *(tx.now, queues, homes, ids),
     )
-    tx.observed = {queue for kind, queue, *_ in found if kind == "observed"}
+    tx.observed = {queue for kind, queue, *_ in marks if kind == "observed"}
     limits = {queue: tx.database.policy(queue).concurrency for queue in names}
-    limits |= {queue: concurrency for kind, queue, _, concurrency in found if kind == "limited"}
-    return {(queue, id) for kind, queue, id, _ in found if kind == "followed"}, limits
+    limits |= {queue: concurrency for kind, queue, _, concurrency in marks if kind == "limited"}
+    return {(queue, id) for kind, queue, id, _ in marks if kind == "followed"}, limits
 
 
 def _completed(tx: Tx, claims: Iterable[Claim], followed: set[JobKey]) -> None:
@@ -200,11 +200,11 @@ def _completed(tx: Tx, claims: Iterable[Claim], followed: set[JobKey]) -> None:
 
 def _groups(tx: Tx, claims: Iterable[Claim]) -> dict[str, list[str]]:
     """Return the groups of completed jobs that may continue, each once, by queue."""
-    found: dict[str, dict[str, None]] = {}
+    by_queue: dict[str, dict[str, None]] = {}
     for claim in claims:
         if (group := holding_group(tx, claim.queue, claim.group)) is not None:
-            found.setdefault(claim.queue, {})[group] = None
-    return {queue: list(names) for queue, names in found.items()}
+            by_queue.setdefault(claim.queue, {})[group] = None
+    return {queue: list(names) for queue, names in by_queue.items()}
 
 
 def _free_keys(tx: Tx, claims: Iterable[Claim]) -> None:
@@ -214,8 +214,8 @@ def _free_keys(tx: Tx, claims: Iterable[Claim]) -> None:
         if claim.unique_key is not None:
             by_queue.setdefault(claim.queue, {})[claim.pk] = claim.unique_key
     for queue, keys in by_queue.items():
-        left = keys.keys() - dependencies.free_keys(tx, queue, keys)
-        for pk in sorted(left):
+        remaining = keys.keys() - dependencies.free_keys(tx, queue, keys)
+        for pk in sorted(remaining):
             transitions.free_key(tx, queue, keys[pk], pk)
 
 
@@ -251,15 +251,15 @@ def held_claims(
     Args:
         lock: What follows the SELECT.
     """
-    wanted = {attempt.token: (attempt.queue, attempt.id) for attempt in attempts}
-    condition, values = tx.among("token", list(wanted))
-    keyed, pks = tx.among("id", [token >> TOKENS for token in wanted])
-    found = tx.rows(
+    keys = {attempt.token: (attempt.queue, attempt.id) for attempt in attempts}
+    condition, values = tx.among("token", list(keys))
+    keyed, pks = tx.among("id", [token >> TOKENS for token in keys])
+    rows = tx.rows(
         "SELECT token, id, cancel, queue, job_id, lease_until FROM djqueue_claim "
         f"WHERE {keyed} AND {condition}{lock}",
         *(pks, values),
     )
-    return {row[0]: row for row in found if wanted[row[0]] == row[3:5]}
+    return {row[0]: row for row in rows if keys[row[0]] == row[3:5]}
 
 
 def _free_and_locked(

@@ -224,22 +224,22 @@ def by_id(tx: Tx, queue: str, id: str, *, lock: bool = True) -> StoredJob | None
 
 def ids_by_queue(keys: Iterable[JobKey]) -> dict[str, list[str]]:
     """Return the ids of jobs by queue."""
-    found: dict[str, list[str]] = {}
+    grouped: dict[str, list[str]] = {}
     for queue, id in keys:
-        found.setdefault(queue, []).append(id)
-    return found
+        grouped.setdefault(queue, []).append(id)
+    return grouped
 
 
 def ended(tx: Tx, pks: Sequence[int]) -> list[StoredJob]:
     """Lock ended jobs; return those that are left, without what their removal does not need."""
     condition, values = tx.among("id", pks)
-    found = tx.rows(
+    rows = tx.rows(
         f"SELECT id, queue, job_id, name, state FROM djqueue_job WHERE {condition} "
         f"AND state IN ('completed', 'failed', 'cancelled') ORDER BY id{tx.dialect.for_update}",
         values,
     )
     jobs = []
-    for pk, queue, id, name, state in found:
+    for pk, queue, id, name, state in rows:
         job = StoredJob(id, queue, name, b"", NO_OPTIONS, State(state), 0, 0)
         job.pk = pk
         jobs.append(job)
@@ -436,8 +436,8 @@ class LockedGroup:
         if lock:
             tx.lock(group_lock(queue, name))
         policy = tx.database.policy(queue)
-        found = overrides(tx, queue, [name]) if limits is None else limits
-        default, own = found.get("", NO_LIMIT), found.get(name, NO_LIMIT)
+        limits_by_name = overrides(tx, queue, [name]) if limits is None else limits
+        default, own = limits_by_name.get("", NO_LIMIT), limits_by_name.get(name, NO_LIMIT)
         self.paused = own.paused
         self.limit: int = own.concurrency or default.concurrency or policy.group_concurrency
         self.rate: Rate | None = own.rate or default.rate or policy.group_rate
@@ -492,13 +492,13 @@ class LockedGroup:
     def hold_back(self) -> None:
         """Hold back ready jobs that may not be ready any more, because a limit was lowered."""
         room = max(0, self._room())
-        late = self.tx.rows(
+        excess = self.tx.rows(
             'SELECT id FROM djqueue_ready WHERE queue = ? AND "group" = ? ORDER BY rank, seq LIMIT 1000000 '
             "OFFSET ?",
             *(self.queue, self.name, room),
         )
-        jobs = {job.pk: job for job in by_keys(self.tx, [pk for (pk,) in late])}
-        for (pk,) in reversed(late):
+        jobs = {job.pk: job for job in by_keys(self.tx, [pk for (pk,) in excess])}
+        for (pk,) in reversed(excess):
             if self.tx.run("DELETE FROM djqueue_ready WHERE id = ?", pk):
                 self._hold([jobs[pk]], front=True)
 
@@ -599,10 +599,10 @@ def advance(tx: Tx, queue: str, names: Sequence[str], claimed: Mapping[str, int]
 def overrides(tx: Tx, queue: str, groups: Sequence[str]) -> dict[str, GroupLimit]:
     """Return the overrides for all groups of a queue, by an empty name, and those of some groups."""
     condition, values = tx.among('"group"', ["", *groups])
-    found = tx.rows(
+    rows = tx.rows(
         f"SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? AND {condition}", queue, values
     )
-    return {row[1]: limit_of(row) for row in found}
+    return {row[1]: limit_of(row) for row in rows}
 
 
 def make_ready(tx: Tx, pks: Sequence[int]) -> None:
@@ -610,13 +610,13 @@ def make_ready(tx: Tx, pks: Sequence[int]) -> None:
     if not pks:
         return
     condition, values = tx.among("held.id", pks)
-    found = tx.rows(
+    held_rows = tx.rows(
         'SELECT held.id, held.queue, -job.priority, held.name, held."group", held.weight, job.stalls, '
         "CASE WHEN job.started_at IS NULL THEN job.expires_at END FROM djqueue_held AS held "
         f"JOIN djqueue_job AS job ON job.id = held.id WHERE {condition}",
         values,
     )
-    held = {row[0]: row for row in found}
+    held = {row[0]: row for row in held_rows}
     condition, values = tx.among("id", pks)
     tx.run(f"DELETE FROM djqueue_held WHERE {condition}", values)
     rows = [

@@ -277,18 +277,18 @@ class Tx:
 
     def rows(self, statement: str, *parameters: Any) -> list[Row]:
         """Return the rows of a statement."""
-        found: list[Row] = self._cursor.execute(self.dialect.text(statement), parameters).fetchall()
-        return found
+        rows: list[Row] = self._cursor.execute(self.dialect.text(statement), parameters).fetchall()
+        return rows
 
     def row(self, statement: str, *parameters: Any) -> Row | None:
         """Return the first row of a statement."""
-        found: Row | None = self._cursor.execute(self.dialect.text(statement), parameters).fetchone()
-        return found
+        row: Row | None = self._cursor.execute(self.dialect.text(statement), parameters).fetchone()
+        return row
 
     def value(self, statement: str, *parameters: Any) -> Any:
         """Return the first value of the first row of a statement; None without rows."""
-        found = self.row(statement, *parameters)
-        return None if found is None else found[0]
+        row = self.row(statement, *parameters)
+        return None if row is None else row[0]
 
     def script(self, statements: str) -> None:
         """Run several statements without parameters in one exchange with the server."""
@@ -363,14 +363,16 @@ class Tx:
         """Return the number of jobs of a queue by state, with those that this transaction has changed."""
         sums = ", ".join(f"COALESCE(SUM(in_{state.value}), 0)" for state in STATES)
         row = self.row(f"SELECT {sums} FROM djqueue_tally WHERE queue = ?", queue) or ()
-        mine = self._tallies.get(queue, [0] * WIDTH)
-        return {state: int(number) + mine[_STATE[state]] for state, number in zip(STATES, row, strict=True)}
+        changes = self._tallies.get(queue, [0] * WIDTH)
+        return {
+            state: int(number) + changes[_STATE[state]] for state, number in zip(STATES, row, strict=True)
+        }
 
     def forget(self, queue: str) -> dict[State, int]:
         """Drop what was counted of a queue; return by how much its numbers of jobs by state have changed."""
         self._kept.pop(queue, None)
-        mine = self._tallies.pop(queue, [0] * WIDTH)
-        return {state: mine[at] for state, at in _STATE.items()}
+        changes = self._tallies.pop(queue, [0] * WIDTH)
+        return {state: changes[at] for state, at in _STATE.items()}
 
     def touch(self) -> None:
         """Change the version of all queues, for a change that no total or count shows."""
@@ -392,8 +394,8 @@ class Tx:
         """Return what a queue keeps, with what this transaction has changed."""
         sums = ", ".join(f"COALESCE(SUM({what}), 0)" for what in KEPT)
         row = self.row(f"SELECT {sums} FROM djqueue_retention_tally WHERE queue = ?", queue) or ()
-        mine = self._kept.get(queue, {})
-        return {what: int(number) + mine.get(what, 0) for what, number in zip(KEPT, row, strict=True)}
+        changes = self._kept.get(queue, {})
+        return {what: int(number) + changes.get(what, 0) for what, number in zip(KEPT, row, strict=True)}
 
     def shift(self, queue: str, source: State | None, target: State | None, number: int = 1) -> None:
         """Count jobs that went from one state to another."""
@@ -407,8 +409,8 @@ class Tx:
     def is_observed(self, queue: str) -> bool:
         """Return whether the events of a queue have subscribers, here or in another process."""
         if self.observed is None:
-            found = self.rows("SELECT name FROM djqueue_observed WHERE until > ?", self.now)
-            self.observed = {name for (name,) in found}
+            rows = self.rows("SELECT name FROM djqueue_observed WHERE until > ?", self.now)
+            self.observed = {name for (name,) in rows}
         return queue in self.observed or self.database.hooks.events.has_subscribers(queue)
 
     def note(self, job: EngineJob, event: str, items: int = 0, *, queue: str | None = None) -> None:
@@ -487,9 +489,9 @@ class Transactions:
             with self.connection() as own:
                 return self._run(own, work, durable=durable)
 
-        found, done = self._repeated(run)
+        answer, done = self._repeated(run)
         done()
-        return found
+        return answer
 
     def write_apart(self, work: Callable[[Tx], T], on: BaseDatabaseWrapper | None = None) -> T:
         """Like `write`, but never in the caller's transaction.
@@ -503,9 +505,9 @@ class Transactions:
             with self._connections.borrow() if on is None else nullcontext(on) as own:
                 return self._run(own, work)
 
-        found, done = self._repeated(run)
+        answer, done = self._repeated(run)
         done()
-        return found
+        return answer
 
     def write_unless_locked(self, work: Callable[[Tx], T]) -> tuple[T] | None:
         """Like `write`; None, and nothing done, if it would have to wait for a transaction that stays open.
@@ -520,13 +522,13 @@ class Transactions:
                 return self._run(own, work, waits=not self._dialect.has_clock)
 
         try:
-            found, done = self._repeated(run)
+            answer, done = self._repeated(run)
         except Exception as error:
             if not self._dialect.is_locked(error.__cause__ or error):
                 raise
             return None
         done()
-        return (found,)
+        return (answer,)
 
     def write_at_once(self, work: Callable[[Tx], T]) -> tuple[T] | None:
         """Like `write_apart`, on the thread of an event loop; None, and nothing done, if it would wait."""
@@ -534,9 +536,9 @@ class Transactions:
             outcome = None if wrapper is None else self._commit(wrapper, work, waits=False)
         if outcome is None:
             return None
-        found, done = outcome
+        answer, done = outcome
         done()
-        return (found,)
+        return (answer,)
 
     def _repeated(self, run: Callable[[], U], matters: Callable[[str], bool] = lambda _: True) -> U:
         """Call a function again after conflicts with other transactions, of these kinds (SQLSTATE)."""
@@ -613,13 +615,13 @@ class Transactions:
                     if not is_open:
                         return None
                     tx = Tx(self._database, cursor)
-                    found = work(tx)
+                    answer = work(tx)
                     tx.flush()
                     unpublished = self._database.hooks.events.begin(tx.events)
         except BaseException:
             self._database.hooks.events.forget(unpublished)
             raise
-        return found, partial(tx.done, unpublished)
+        return answer, partial(tx.done, unpublished)
 
     def _join(self, wrapper: BaseDatabaseWrapper, work: Callable[[Tx], T], durable: bool) -> T:
         wrapper.validate_no_broken_transaction()
@@ -629,9 +631,9 @@ class Transactions:
             if durable:
                 self._dialect.make_durable(cursor)
             tx = Tx(self._database, cursor)
-            found = work(tx)
+            answer = work(tx)
             tx.flush()
             # Nothing but the callback refers to the events: Django drops it when they are rolled back.
             done = partial(tx.done, self._database.hooks.events.begin(tx.events))
             commits.note(self._alias, tx.results, done)
-        return found
+        return answer

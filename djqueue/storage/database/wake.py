@@ -149,13 +149,13 @@ class Wake:
     def _claimable(self, tx: Tx, names: Sequence[str]) -> set[str]:
         """Return the queues with ready jobs, or with a delayed job that is due before all that were known."""
         listed, values = tx.listed(names)
-        found = tx.rows(
+        rows = tx.rows(
             "SELECT q.name, EXISTS (SELECT 1 FROM djqueue_ready WHERE queue = q.name), "
             f"({NEXT_DUE.format('q.name')}) FROM {listed} q",
             values,
         )
         claimable = set()
-        for name, is_ready, due in found:
+        for name, is_ready, due in rows:
             known = self._due.get(name)
             if is_ready or (due is not None and (known is None or due < known)):
                 claimable.add(name)

@@ -84,9 +84,11 @@ def alive(tx: Tx) -> list[WorkerInfo]:
 def killed(tx: Tx) -> list[Row]:
     """Return the workers (id, pid, process) of this machine whose processes have ended."""
     here = f"{host_name()}@"
-    mine = "SELECT worker_id, pid, process FROM djqueue_worker_state WHERE substr(process, 1, ?) = ?"
-    found = tx.rows(mine, len(here), here)
-    return [row for row in found if died_here(LeaseHolder("", row[2], row[1], ""))]
+    of_this_machine = (
+        "SELECT worker_id, pid, process FROM djqueue_worker_state WHERE substr(process, 1, ?) = ?"
+    )
+    rows = tx.rows(of_this_machine, len(here), here)
+    return [row for row in rows if died_here(LeaseHolder("", row[2], row[1], ""))]
 
 
 def forget_killed(tx: Tx) -> None:
@@ -97,8 +99,8 @@ def forget_killed(tx: Tx) -> None:
         same = "worker_id = ? AND pid = ? AND process = ?"
         if tx.run(f"DELETE FROM djqueue_worker_state WHERE {same}", worker_id, pid, process):
             # The leases of jobs that other transactions have locked expire by themselves.
-            mine = "SELECT id FROM djqueue_claim WHERE worker = ? AND lease_until > ?"
-            condition = tx.dialect.once(f"{mine}{tx.dialect.unlocked_change}")
+            its_claims = "SELECT id FROM djqueue_claim WHERE worker = ? AND lease_until > ?"
+            condition = tx.dialect.once(f"{its_claims}{tx.dialect.unlocked_change}")
             ended = f"UPDATE djqueue_claim SET lease_until = ? WHERE id {condition}"
             count = tx.run(ended, tx.tick, worker_id, tx.tick)
             tx.then(partial(logger.warning, KILLED, worker_id, pid, count))

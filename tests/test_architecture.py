@@ -47,7 +47,7 @@ def test_starting_django_loads_only_models_and_their_dependencies():
         if not part.startswith("core.") and part not in NEEDED_AT_START
         if not part.startswith(("contrib.spark", "models."))
     } == set()
-    assert parts & {"core.engine", "core.job", "core.engine.queue", "contrib.spark.writing"} == set()
+    assert parts & {"core.engine", "core.job", "contrib.spark.writing"} == set()
 
 
 @pytest.mark.parametrize("vendor", VENDORED, ids=lambda folder: folder.parent.name)

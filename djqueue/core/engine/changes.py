@@ -1,4 +1,4 @@
-"""What changes: in the journal, for others after an operation, and for the readers of versions."""
+"""Changes of the engine: as its journal records them, what follows them, and their number."""
 
 from collections import deque
 from collections.abc import Callable
@@ -68,7 +68,7 @@ class Journal(Protocol):
 
 
 class PendingChanges:
-    """What follows an operation, collected while it holds locks: see `Settlement.settle`."""
+    """Consequences of an operation, collected while it holds locks: see `Settlement.settle`."""
 
     __slots__ = ("ended", "events", "freed", "incidents", "now", "unbound", "woken")
 

@@ -1,6 +1,4 @@
-"""What follows an operation after its locks are released: wake-ups, events, incidents, and the ends of
-dependencies.
-"""
+"""Settlement of an operation after its locks are released: wake-ups, events, incidents, dependencies."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator

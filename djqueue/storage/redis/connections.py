@@ -10,8 +10,15 @@ from typing import Any, NamedTuple
 from djqueue.core.forks import after_fork
 
 from . import requirements  # noqa: F401 - before redis-py is imported
-from .clusters import AsyncClusterClient, ClusterClient
-from .endpoints import Address, AsyncClient, Client, Connection, Single
+from .client import (
+    Address,
+    AsyncClient,
+    AsyncClusterClient,
+    Client,
+    ClusterClient,
+    Connection,
+    Single,
+)
 from .failover import FailoverWatch
 from .location import locate
 

@@ -18,7 +18,6 @@ from . import records
 from .claiming import BULK
 from .keyspace import Keyspace
 from .records import pack_text, text
-from .removing import all_of_jobs
 from .roundtrips import ScriptCall, Steps
 from .scripts import script
 
@@ -178,7 +177,7 @@ class Enqueueing:
             rows[::2] = mine if batch.ids is None else map(pack_text, mine)
             rows[1::2] = [rest + payload for payload in batch.payloads[first : first + size]]
             # New jobs have no leftovers of an earlier job with their id.
-            touched = () if is_new else all_of_jobs(keys, mine)
+            touched = () if is_new else keys.of_jobs(mine)
             yield (
                 mine,
                 ScriptCall(

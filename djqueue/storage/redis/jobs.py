@@ -9,12 +9,13 @@ from djqueue.core.queue import KEYED
 from djqueue.core.states import REUSABLE, TERMINAL, State
 from djqueue.storage.facets import Jobs
 
-from . import outbox, records
+from . import records
+from .keys import MOVING_KEYS
 from .keyspace import PAGE, STEP, Keyspace, chunks
 from .records import pack_text, text
-from .removing import Removing
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
+from .sweeping import Removing
 
 
 class RedisJobs(Jobs):
@@ -126,8 +127,7 @@ class RedisJobs(Jobs):
 
     def _given(self, queue: str, ids: Sequence[str], to: str) -> Steps[list[str]]:
         heading = [pack_text(to), records.pack_groups(self._keyspace.policy(queue))]
-        given = outbox.keys_of_given
-        looks = yield from self._keyspace.on_jobs("give", queue, ids, [b"look", *heading], given)
+        looks = yield from self._keyspace.on_jobs("give", queue, ids, [b"look", *heading], MOVING_KEYS)
         words = [text(word) for word, *_ in looks]
         pending = [place for place, word in enumerate(words) if word == "moved"]
         if pending:
@@ -152,7 +152,7 @@ class RedisJobs(Jobs):
             self._keyspace.list_queues({to}) if to in self._keyspace.agreed else self._keyspace.begin({to})
         )
         going = [ids[place] for place in moving]
-        replies = yield from self._keyspace.on_jobs("give", queue, going, [b"give", *heading], given)
+        replies = yield from self._keyspace.on_jobs("give", queue, going, [b"give", *heading], MOVING_KEYS)
         for place, reply in zip(moving, replies, strict=True):
             words[place] = text(reply)
         there = yield from self._keyspace.states(to, going)

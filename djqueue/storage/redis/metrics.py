@@ -22,7 +22,7 @@ from djqueue.core.metrics import (
 from djqueue.core.options import DAY
 
 from .keys import QueueKeys
-from .records import flat, pack, pack_text, text, unpack
+from .records import pack, pack_text, pairs, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
@@ -105,8 +105,7 @@ class Metrics:
         answers = yield [RedisCommand((b"HGETALL", _all_time(self._keys(queue)))) for queue in names]
         rows: list[Row] = []
         for queue, found in zip(names, answers, strict=True):
-            parts = flat(found)
-            for field, values in zip(parts[::2], parts[1::2], strict=True):
+            for field, values in pairs(found):
                 start, _, name = field.partition(b"\0")
                 if start == b"0":
                     rows.append((queue, text(name), 0, [int(number) for number in unpack(values)]))

@@ -9,31 +9,29 @@ from djqueue.core.workercontrol import ASKED, DUMP_TTL, MAX_DUMP, check_command
 from djqueue.storage.facets import WORKER_TTL, Unsubscribe, Workers
 
 from . import records
-from .keyspace import Keyspace, answer
+from .keyspace import Keyspace
 from .metrics import Metrics
-from .pubsub import Notifications
 from .records import pack_text, text
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
+from .subscriptions import RedisEvents
 
 
 class RedisWorkers(Workers):
     """Live workers, in one hash of the deployment."""
 
-    def __init__(self, keyspace: Keyspace, notifications: Notifications, metrics: Metrics) -> None:
+    def __init__(self, keyspace: Keyspace, events: RedisEvents, metrics: Metrics) -> None:
         self._keyspace = keyspace
-        self._notifications = notifications
+        self._events = events
         self._metrics = metrics
 
     def register(self, info: WorkerInfo) -> tuple[str, ...]:
         about = _pack(info)
-        told = self._keyspace.run(
-            answer(self._worker(b"register", pack_text(info.id), about, info.started_at))
-        )
+        told = self._keyspace.ask(self._worker(b"register", pack_text(info.id), about, info.started_at))
         return tuple(map(text, told))
 
     def unregister(self, worker_id: str) -> None:
-        self._keyspace.run(answer(self._worker(b"unregister", pack_text(worker_id))))
+        self._keyspace.ask(self._worker(b"unregister", pack_text(worker_id)))
 
     def all(self) -> list[WorkerInfo]:
         return self._keyspace.run(self.live())
@@ -53,14 +51,14 @@ class RedisWorkers(Workers):
         return text(answer)
 
     def on_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
-        return self._notifications.on_worker_command(worker_id, wake)
+        return self._events.on_worker_command(worker_id, wake)
 
     def save_dump(self, worker_id: str, text: str) -> bool:
         kept = pack_text(text[:MAX_DUMP])
-        return bool(self._keyspace.run(answer(self._worker(b"save_dump", pack_text(worker_id), kept))))
+        return bool(self._keyspace.ask(self._worker(b"save_dump", pack_text(worker_id), kept)))
 
     def dump(self, worker_id: str) -> WorkerDump | None:
-        found = self._keyspace.run(answer(self._worker(b"dump", pack_text(worker_id), DUMP_TTL)))
+        found = self._keyspace.ask(self._worker(b"dump", pack_text(worker_id), DUMP_TTL))
         return WorkerDump(int(float(found[0])), text(found[1])) if found else None
 
     def record_runs(self, stats: Sequence[RunStats]) -> None:

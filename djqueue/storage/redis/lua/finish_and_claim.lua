@@ -8,8 +8,8 @@
 --   skips jobs with a stalled attempt ('1' or '0'); then of each outcome its kind, id, token and data.
 --   Kinds: c complete with a result, n complete without one, r retry, l release, f fail, x cancel.
 -- Returns {'done', a flag for each outcome, last token, milliseconds until the next job may be claimable or -1, number of
---   dead letters above the maximum, weight of the next job if the permits do not suffice, claims (id, record, counters or
---   ''), completed jobs with items, time}; to a repeated request 'again' and the ids of the claims.
+--   dead letters above the maximum, claims (id, record, counters or ''), time, weight of the next job if the permits do
+--   not suffice, completed jobs with items}; to a repeated request 'again' and the ids of the claims.
 --! include base rates job ready completion complete
 
 local outcomes, worker, slots = tonumber(ARGV[ARGS]), ARGV[ARGS + 1], tonumber(ARGV[ARGS + 2])
@@ -451,7 +451,7 @@ end
 local function reply(word, claims)
   local last = base ~= '' and string.format('%.0f', base) or '0'
   local overflow = math.max(0, call('ZCARD', DEAD) - max_dead)
-  return {word, table.concat(accepted), last, wait, overflow, claiming.short, claims, streamed, string.format('%.0f', now)}
+  return {word, table.concat(accepted), last, wait, overflow, claims, string.format('%.0f', now), claiming.short, streamed}
 end
 unchanged = #accepted == 0 and #claimed == 0 and #changed == 0 and not has_moved
 return answer(reply('done', claimed), reply('again', ids))

@@ -27,13 +27,13 @@ from djqueue.storage.snapshotspool import SnapshotSpool, SpooledJob
 from . import records
 from .enqueueing import RANKS
 from .keys import QueueKeys
-from .keyspace import Keyspace, answer
+from .keyspace import Keyspace
 from .limits import SharedLimits
 from .metrics import Metrics
 from .records import NUMBER, pack, pack_raw, pack_text, unpack
-from .removing import Removing
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
+from .sweeping import Removing
 
 STAGING, PUBLISHING, OPENING = b"staging", b"publishing", b"opening"
 LOCK = 30_000
@@ -99,7 +99,7 @@ class Restore:
             self._ask(b"DEL", self._lock)
 
     def _ask(self, *words: Any) -> Any:
-        return self._keyspace.run(answer(RedisCommand(words)))
+        return self._keyspace.ask(RedisCommand(words))
 
     def _renew(self) -> None:
         if self._ask(b"GET", self._lock) != self._name:
@@ -175,7 +175,7 @@ class Restore:
 
     def _move_on(self, phase: bytes) -> None:
         call = ScriptCall(script("restoring"), self._keyspace.common, [self._name, phase], sequence=False)
-        if not self._keyspace.run(answer(call)):
+        if not self._keyspace.ask(call):
             raise RestoreInProgressError("another process has taken over this restore")
 
     def publish(self, queues: Sequence[str]) -> None:
@@ -224,10 +224,8 @@ class Restore:
             else b"",
         ]
         while (ids := self._ask(b"LINDEX", staged, 0)) is not None:
-            theirs = [
-                key for one in unpack(ids) for key in (keys.result(one), keys.log_lines(one), keys.items(one))
-            ]
-            self._keyspace.run(answer(ScriptCall(script("restore"), keys, [*heading, ids], theirs)))
+            call = ScriptCall(script("restore"), keys, [*heading, ids], keys.of_jobs(unpack(ids)))
+            self._keyspace.ask(call)
             self._renew()
         common = self._keyspace.common
         if found is None:
@@ -258,10 +256,8 @@ class Restore:
         fields += (b"paused", 1) if settings.paused else ()
         fields += (b"deaths", deaths) if deaths else ()
         if settings.limits is not None:
-            rate, concurrency = settings.limits
-            fields += (b"limited", 1, b"capacity", b"" if rate is None else rate.capacity)
-            fields += (b"per", b"" if rate is None else rate.per)
-            fields += (b"concurrency", b"" if concurrency is None else concurrency)
+            capacity, per, concurrency = records.pack_limits(*settings.limits)
+            fields += (b"limited", 1, b"capacity", capacity, b"per", per, b"concurrency", concurrency)
         fields += (b"", b"")
         for group, limit in settings.groups.items():
             fields += (pack_text(group), _group_row(limit))

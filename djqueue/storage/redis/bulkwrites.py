@@ -85,12 +85,12 @@ class RedisStaging(Staging):
             for batches in chunks[first : first + AT_ONCE]:
                 queue = batches[0].queue
                 keys = self._keyspace.keys(queue)
-                places = [keys.staged(write, part), keys.parts(write)]
+                chunk_keys = [keys.staged(write, part), keys.parts(write)]
                 kind, pieces = _stored(batches)
                 for piece in pieces:
                     number = staged.get(queue, 0) + len(kinds.get(queue, ""))
                     arguments = [number, piece, pack_text(part), lifetime, staged.get(queue, 0)]
-                    calls.append(ScriptCall(script("stage"), keys, arguments, places, sequence=False))
+                    calls.append(ScriptCall(script("stage"), keys, arguments, chunk_keys, sequence=False))
                     kinds[queue] = kinds.get(queue, "") + kind
                     queues.append(queue)
             for queue, is_stored in zip(queues, self._keyspace.run(answers(calls)), strict=True):
@@ -111,12 +111,12 @@ class RedisStaging(Staging):
         ]
         while True:
             [[status, *stored]] = self._keyspace.run(answers([self._plan("commit", plan, *arguments)]))
-            found = _plan(plan.app, plan.target, stored)
+            stored_plan = _plan(plan.app, plan.target, stored)
             if status != b"dropping":
                 break
-            self._keyspace.run(self._drop(found))  # Another process began, and may have died.
+            self._keyspace.run(self._drop(stored_plan))  # Another process began, and may have died.
         counts = dict(unpack(stored[-1])) if stored[-1] else {}
-        return PlanState(text(status), found, {queue: Counts(*each) for queue, each in counts.items()})
+        return PlanState(text(status), stored_plan, {queue: Counts(*each) for queue, each in counts.items()})
 
     def state_of(self, plan: Plan) -> str:
         key = self._keyspace.common.plan(plan.app, plan.target)
@@ -184,11 +184,11 @@ class RedisStaging(Staging):
     def _is_begun(self, plan: Plan) -> Steps[bool]:
         """Return whether a manifest of a plan is stored."""
         keys = [self._keyspace.keys(queue).published(plan.owner) for queue in sorted(plan.queues)]
-        found: list[bytes | None] = []
+        writes: list[bytes | None] = []
         for first in range(0, len(keys), AT_ONCE):
-            some = keys[first : first + AT_ONCE]
-            found += yield [RedisCommand((b"HGET", key, b"write")) for key in some]
-        return pack_text(plan.write) in found
+            chunk = keys[first : first + AT_ONCE]
+            writes += yield [RedisCommand((b"HGET", key, b"write")) for key in chunk]
+        return pack_text(plan.write) in writes
 
     def _drop_manifests(self, plan: Plan) -> Steps[bool]:
         """Delete the manifests of a plan. Returns False if a chunk was published."""
@@ -223,15 +223,15 @@ class RedisStaging(Staging):
         owners = [(name[int(size) :], name[: int(size)]) for size, name in names]
         stored = yield [self._plan_call("adopt", app, target) for app, target in owners]
         adopted = list[Plan]()
-        for (app, target), answer in zip(owners, stored, strict=True):
-            if not answer:
+        for (app, target), reply in zip(owners, stored, strict=True):
+            if not reply:
                 continue
-            state, *fields = answer
-            found = _plan(app, target, fields)
+            state, *fields = reply
+            plan = _plan(app, target, fields)
             if state == b"open":
-                adopted.append(found)
+                adopted.append(plan)
             else:
-                yield from self._drop(found)  # The process that began has died.
+                yield from self._drop(plan)  # The process that began has died.
         return adopted
 
     def _plan(self, operation: str, plan: Plan, *arguments: Any) -> ScriptCall:
@@ -260,51 +260,51 @@ class RedisStaging(Staging):
     def _publications(
         self, manifests: Sequence[Manifest], calls: Sequence[ScriptCall]
     ) -> list[PublicationState]:
-        found: list[Any] = []
+        replies: list[Any] = []
         for first in range(0, len(calls), AT_ONCE):
-            found += self._keyspace.run(answers([*calls[first : first + AT_ONCE]]))
-        return [_publication(one, answer) for one, answer in zip(manifests, found, strict=True)]
+            replies += self._keyspace.run(answers([*calls[first : first + AT_ONCE]]))
+        return [_publication(manifest, reply) for manifest, reply in zip(manifests, replies, strict=True)]
 
     def publish_all(self, chunks: Sequence[tuple[Manifest, str, int]]) -> list[Counts]:
-        found: list[Counts] = []
+        counts: list[Counts] = []
         left = iter(chunks)
-        while some := list(islice(left, AT_ONCE)):
-            found += self._keyspace.run(self._publish(some))
-        return found
+        while together := list(islice(left, AT_ONCE)):
+            counts += self._keyspace.run(self._publish(together))
+        return counts
 
     def _publish(self, chunks: Sequence[tuple[Manifest, str, int]]) -> Steps[list[Counts]]:
-        answers = yield [self._chunk(*chunk) for chunk in chunks]
-        if unlisted := [place for place, answer in enumerate(answers) if answer[1] == b"unlisted"]:
-            yield from self._keyspace.begin({chunks[place][0].queue for place in unlisted})
-            again = yield [self._chunk(*chunks[place], listed=b"1") for place in unlisted]
-            for place, answer in zip(unlisted, again, strict=True):
-                answers[place] = answer
-        sending = {manifest.queue for (manifest, *_), (sent, *_) in zip(chunks, answers, strict=True) if sent}
+        replies = yield [self._chunk(*chunk) for chunk in chunks]
+        if unlisted := [position for position, reply in enumerate(replies) if reply[1] == b"unlisted"]:
+            yield from self._keyspace.begin({chunks[position][0].queue for position in unlisted})
+            again = yield [self._chunk(*chunks[position], listed=b"1") for position in unlisted]
+            for position, reply in zip(unlisted, again, strict=True):
+                replies[position] = reply
+        sending = {manifest.queue for (manifest, *_), (sent, *_) in zip(chunks, replies, strict=True) if sent}
         for queue in sorted(sending):
             yield from self._keyspace.deliver(queue)
-        for (manifest, part, number), (_, answer) in zip(chunks, answers, strict=True):
-            if answer == b"missing":
+        for (manifest, part, number), (_, reply) in zip(chunks, replies, strict=True):
+            if reply == b"missing":
                 raise missing_error(manifest, part, number)
-            if answer == b"full":
+            if reply == b"full":
                 raise full_error(manifest.queue, self._keyspace.policy(manifest.queue).max_size, CHUNK)
-        return [Counts(*answer) for _, answer in answers]
+        return [Counts(*reply) for _, reply in replies]
 
     def _chunk(self, manifest: Manifest, part: str, number: int, listed: bytes = b"0") -> ScriptCall:
         queue = manifest.queue
         keys = self._keyspace.keys(queue)
-        places = [
+        chunk_keys = [
             keys.published(manifest.app),
             keys.staged(manifest.write, part),
             keys.published(manifest.app, chunks=True),
         ]
         words = [pack_text(manifest.write), pack_text(f"{part}:{number}"), number]
         if manifest.parts[part][number] == PLAIN and self._keyspace.policy(queue).max_size is None:
-            return ScriptCall(script("staged_add"), keys, [listed, *words], places)
-        return ScriptCall(script("staged_enqueue"), keys, [listed, *self._heading(queue), *words], places)
+            return ScriptCall(script("staged_add"), keys, [listed, *words], chunk_keys)
+        return ScriptCall(script("staged_enqueue"), keys, [listed, *self._heading(queue), *words], chunk_keys)
 
     def end_all(self, manifests: Sequence[Manifest], *, partial: bool = False) -> list[Counts]:
         calls = [self._call("end", manifest, [manifest.version, int(partial)], []) for manifest in manifests]
-        return [found.counts for found in self._publications(manifests, calls)]
+        return [publication.counts for publication in self._publications(manifests, calls)]
 
     def forget_all(self, queues: Sequence[str], app: str, write: str) -> int:
         forgotten: int = self._keyspace.run(self._forget(queues, app, write))
@@ -313,23 +313,24 @@ class RedisStaging(Staging):
     def _forget(self, queues: Sequence[str], app: str, write: str) -> Steps[int]:
         deleted = 0
         for first in range(0, len(queues), AT_ONCE):
-            some = [self._keyspace.keys(queue) for queue in queues[first : first + AT_ONCE]]
-            found = yield [
+            queue_keys = [self._keyspace.keys(queue) for queue in queues[first : first + AT_ONCE]]
+            replies = yield [
                 command
-                for keys in some
+                for keys in queue_keys
                 for command in (
                     RedisCommand((b"SMEMBERS", keys.parts(write))),
                     RedisCommand((b"HMGET", keys.published(app), b"state", b"write")),
                 )
             ]
             unlinked: list[ScriptCall | RedisCommand] = []
-            for keys, names, [state, begun] in zip(some, found[::2], found[1::2], strict=True):
+            for keys, names, [state, begun] in zip(queue_keys, replies[::2], replies[1::2], strict=True):
                 if not names or (state == b"open" and begun == pack_text(write)):
                     continue
-                gone = [keys.staged(write, text(name)) for name in names]
-                deleted += len(gone)
+                staged = [keys.staged(write, text(name)) for name in names]
+                deleted += len(staged)
                 unlinked += [
-                    RedisCommand((b"UNLINK", *gone[at : at + AT_ONCE])) for at in range(0, len(gone), AT_ONCE)
+                    RedisCommand((b"UNLINK", *staged[at : at + AT_ONCE]))
+                    for at in range(0, len(staged), AT_ONCE)
                 ]
                 unlinked.append(RedisCommand((b"UNLINK", keys.parts(write))))
             if unlinked:
@@ -340,8 +341,10 @@ class RedisStaging(Staging):
         self, operation: str, manifest: Manifest, arguments: list[Any], staged: list[bytes]
     ) -> ScriptCall:
         keys = self._keyspace.keys(manifest.queue)
-        places = [keys.published(manifest.app), keys.published(manifest.app, chunks=True), *staged]
-        return ScriptCall(script("manifest"), keys, [operation.encode(), *arguments], places, sequence=False)
+        all_keys = [keys.published(manifest.app), keys.published(manifest.app, chunks=True), *staged]
+        return ScriptCall(
+            script("manifest"), keys, [operation.encode(), *arguments], all_keys, sequence=False
+        )
 
 
 class RedisBulkWriteReports(BulkWriteReports):
@@ -356,12 +359,12 @@ class RedisBulkWriteReports(BulkWriteReports):
         self._keys = keys
 
     def get(self, write: str) -> BulkWriteReport | None:
-        [found] = self._run(answers([self._read(write)]))
-        return _report(found)
+        [stored] = self._run(answers([self._read(write)]))
+        return _report(stored)
 
     def page(self, limit: int, after: str | None = None) -> BulkWriteReportPage:
-        found: BulkWriteReportPage = self._run(self._page(limit, after))
-        return found
+        page: BulkWriteReportPage = self._run(self._page(limit, after))
+        return page
 
     def _page(self, limit: int, after: str | None) -> Steps[BulkWriteReportPage]:
         index, first = self._keys.key("bulk_writes"), 0
@@ -373,8 +376,8 @@ class RedisBulkWriteReports(BulkWriteReports):
             first = rank + 1
         [names] = yield [RedisCommand((b"ZREVRANGE", index, first, first + limit))]
         writes = [text(name) for name in names[:limit]]
-        answers = (yield [self._read(write) for write in writes]) if writes else []
-        reports = [report for answer in answers if (report := _report(answer)) is not None]
+        replies = (yield [self._read(write) for write in writes]) if writes else []
+        reports = [report for stored in replies if (report := _report(stored)) is not None]
         return BulkWriteReportPage(reports, writes[-1] if len(names) > limit else None)
 
     def _swap(self, report: BulkWriteReport) -> bool:
@@ -452,19 +455,19 @@ def _pieces(jobs: Iterable[tuple[str, bytes, bytes]], more: int) -> Iterator[lis
     yield piece
 
 
-def _publication(manifest: Manifest, answer: Sequence[Any]) -> PublicationState:
-    status, version, write, parts, counts = answer
+def _publication(manifest: Manifest, reply: Sequence[Any]) -> PublicationState:
+    status, version, write, parts, counts = reply
     if status in (b"missing", b"gone"):
         raise gone_error(manifest)
     if status == b"unpublished":
         raise unpublished_error(manifest.queue, manifest.write)
-    found = manifest._replace(
+    current = manifest._replace(
         version=int(version),
         write=text(write),
         parts=dict(unpack(parts)) if parts else {},
     )
-    return PublicationState(text(status), found, Counts(*unpack(counts)) if counts else Counts())
+    return PublicationState(text(status), current, Counts(*unpack(counts)) if counts else Counts())
 
 
-def _report(found: bytes | None) -> BulkWriteReport | None:
-    return None if found is None else BulkWriteReport.from_json(json.loads(found))
+def _report(stored: bytes | None) -> BulkWriteReport | None:
+    return None if stored is None else BulkWriteReport.from_json(json.loads(stored))

@@ -162,28 +162,28 @@ class ChangeStream:
 
         Raises DataLostError if the queue loses its data while they are read.
         """
-        found = self._read(queue, revision)
-        ids = dict.fromkeys(found.ids)
-        changes = len(found.ids)
-        while found.is_full and changes < ROUND:
-            more = self._read(queue, found.controls.revision, found.entries[-1])
-            if more.status != "go" or more.before != found.after:
+        batch = self._read(queue, revision)
+        ids = dict.fromkeys(batch.ids)
+        changes = len(batch.ids)
+        while batch.is_full and changes < ROUND:
+            more = self._read(queue, batch.controls.revision, batch.entries[-1])
+            if more.status != "go" or more.before != batch.after:
                 raise DataLostError
             changes += len(more.ids)
             ids.update(dict.fromkeys(more.ids))
-            found = found._replace(
-                after=more.after, entries=found.entries + more.entries, is_full=more.is_full
+            batch = batch._replace(
+                after=more.after, entries=batch.entries + more.entries, is_full=more.is_full
             )
-        return found._replace(ids=list(ids))
+        return batch._replace(ids=list(ids))
 
     def _read(self, queue: str, revision: int | None, past: bytes = b"") -> ChangeBatch:
         """Read once, after an entry that was read and not acknowledged."""
         limit = self._entries.get(queue, FIRST_ENTRIES)
         arguments = [limit, b"" if revision is None else revision, past]
         call = ScriptCall(script("changes"), self._keyspace.keys(queue), arguments, sequence=False)
-        status, before, after, overrides, found, *groups = self._keyspace.ask(call)
-        changed = [job_id for _, packed in found for job_id in unpack_ids(packed)]
-        entries = [entry for entry, _ in found]
+        status, before, after, overrides, stored, *groups = self._keyspace.ask(call)
+        changed = [job_id for _, packed in stored for job_id in unpack_ids(packed)]
+        entries = [entry for entry, _ in stored]
         is_full = len(entries) == limit
         if len(changed) > CHANGES:
             self._entries[queue] = max(limit // 2, MIN_ENTRIES)
@@ -213,24 +213,24 @@ class ChangeStream:
         """Acknowledge entries, so that they are not read again."""
         key = self._keyspace.keys(queue).key("log")
         for first in range(0, len(entries), ACKNOWLEDGED):
-            some = entries[first : first + ACKNOWLEDGED]
-            self._keyspace.ask(RedisCommand((b"XACK", key, b"mirror", *some)))
+            chunk = entries[first : first + ACKNOWLEDGED]
+            self._keyspace.ask(RedisCommand((b"XACK", key, b"mirror", *chunk)))
 
     def follow(self, queue: str) -> ChangePosition:
         """Follow the stream if it is not followed yet; return its end, from which `go_on` may continue."""
         return ChangePosition(*self._keyspace.run(self._follow(queue)))
 
-    def go_on(self, queue: str, place: ChangePosition) -> Mark:
+    def go_on(self, queue: str, position: ChangePosition) -> Mark:
         """Follow the stream from after this position: everything before it was read in another way."""
-        mark: Mark = self._keyspace.run(self._follow(queue, place.entry, place.number))[0]
+        mark: Mark = self._keyspace.run(self._follow(queue, position.entry, position.number))[0]
         return mark
 
     def leave(self, queue: str) -> None:
         """Stop following the stream of a queue that no longer exists."""
         self._keyspace.ask(RedisCommand((b"UNLINK", self._keyspace.keys(queue).key("log"))))
 
-    def _follow(self, queue: str, *place: bytes | int) -> Steps[Any]:
-        return answer(ScriptCall(script("follow"), self._keyspace.keys(queue), place, sequence=False))
+    def _follow(self, queue: str, *position: bytes | int) -> Steps[Any]:
+        return answer(ScriptCall(script("follow"), self._keyspace.keys(queue), position, sequence=False))
 
     # The jobs.
 
@@ -254,22 +254,22 @@ class ChangeStream:
         return self._keyspace.run(self._records(self._keyspace.keys(queue), ids, mark))
 
     def _records(self, keys: QueueKeys, ids: Sequence[str], mark: Mark) -> Steps[list[JobRecord | None]]:
-        found: list[JobRecord | None] = []
+        jobs: list[JobRecord | None] = []
         for first in range(0, len(ids), RECORDS):
-            some = ids[first : first + RECORDS]
-            call = ScriptCall(script("records"), keys, [*map(pack_text, some)], sequence=False)
+            chunk = ids[first : first + RECORDS]
+            call = ScriptCall(script("records"), keys, [*map(pack_text, chunk)], sequence=False)
             [[now, present, blobs, sts, progress, history]] = yield [call]
             if present != mark:
                 raise DataLostError
-            none = [None] * len(some)
+            none = [None] * len(chunk)
             # Only jobs that were claimed have results or log lines, and keys are the larger part of a call.
             results, lines = none.copy(), none.copy()
             begun = [at for at, st in enumerate(sts) if st is not None]
             if begun:
                 done = [at for at in begun if STATES[sts[at][:1]] is State.COMPLETED]
-                logs = [keys.log_lines(some[at]) for at in begun]
+                logs = [keys.log_lines(chunk[at]) for at in begun]
                 if done:
-                    [values] = yield [RedisCommand((b"MGET", *(keys.result(some[at]) for at in done)))]
+                    [values] = yield [RedisCommand((b"MGET", *(keys.result(chunk[at]) for at in done)))]
                     for at, value in zip(done, values, strict=True):
                         results[at] = value
                 [logged] = yield [RedisCommand((b"EXISTS", *logs))]
@@ -278,14 +278,14 @@ class ChangeStream:
                     for at, value in zip(begun, written, strict=True):
                         lines[at] = value
             parts = (blobs, sts, results, progress or none, history or none, lines)
-            found += records.records(keys.queue, some, parts, int(now))
-        return found
+            jobs += records.records(keys.queue, chunk, parts, int(now))
+        return jobs
 
     def dead_letters(self, queue: str, ids: Sequence[str]) -> dict[str, DeadLetterRecord]:
         """Return the dead letters of jobs that have one."""
         words = (b"HMGET", self._keyspace.keys(queue).key("dead_letters"), *map(pack_text, ids))
-        found = self._keyspace.ask(RedisCommand(words)) if ids else []
-        pairs = zip(ids, found, strict=True)
+        letters = self._keyspace.ask(RedisCommand(words)) if ids else []
+        pairs = zip(ids, letters, strict=True)
         return {
             job_id: records.dead_letter(queue, job_id, data) for job_id, data in pairs if data is not None
         }
@@ -365,15 +365,15 @@ class RedisFeed(Feed):
             queue: list(self._steps(queue, _place(places.get(queue)), _place(end), limit))
             for queue, end in until.items()
         }
-        found = dict(places)
+        positions = dict(places)
         left, streams = limit, len(reached)
         # Queues with few rows leave the rest of their share to the others.
         for queue, steps in sorted(reached.items(), key=lambda item: item[1][-1][1] if item[1] else 0):
-            place, rows = _within(steps, -(-left // streams), _place(places.get(queue)))
-            if place is not None:
-                found[queue] = str(place)
+            position, rows = _within(steps, -(-left // streams), _place(places.get(queue)))
+            if position is not None:
+                positions[queue] = str(position)
             left, streams = left - rows, streams - 1
-        return found
+        return positions
 
     def _steps(
         self, queue: str, start: FeedPosition, end: FeedPosition, limit: int
@@ -391,11 +391,11 @@ class RedisFeed(Feed):
         start, end = _place(stretch.start), _place(stretch.end)
         for entry, skipped, upto in self._entries(stretch.stream, start, end, names=True, complete=complete):
             at = int(entry.id.partition("-")[0])
-            for place in range(skipped, upto):
-                event = EVENTS[entry.became[place]] if entry.became else None
-                name = entry.names[place] or None
-                offset = f"{entry.id}:{place}"
-                rows.append((offset, at, stretch.stream, entry.jobs[place], name, event))
+            for row in range(skipped, upto):
+                event = EVENTS[entry.became[row]] if entry.became else None
+                name = entry.names[row] or None
+                offset = f"{entry.id}:{row}"
+                rows.append((offset, at, stretch.stream, entry.jobs[row], name, event))
             while len(rows) >= size:
                 yield page_of(COLUMNS, rows[:size])
                 del rows[:size]
@@ -435,13 +435,13 @@ class RedisFeed(Feed):
                 return
             begin = f"({look.entries[-1].id}"
 
-    def _look(self, queue: str, begin: str, end: str, many: int, *, names: bool = False) -> Look:
-        arguments = [begin.encode(), end.encode(), many, b"1" if names else b""]
+    def _look(self, queue: str, begin: str, end: str, count: int, *, names: bool = False) -> Look:
+        arguments = [begin.encode(), end.encode(), count, b"1" if names else b""]
         call = ScriptCall(script("events"), self._keys(queue), arguments, sequence=False)
-        added, length, last, found, has_jobs = self._run(answer(call))
+        added, length, last, stored, has_jobs = self._run(answer(call))
         entries = [
             FeedEntry(text(name), 0, unpack_ids(jobs), became, unpack(packed) if packed else [])
-            for name, jobs, became, packed in zip(*[iter(found)] * 4, strict=True)
+            for name, jobs, became, packed in zip(*[iter(stored)] * 4, strict=True)
         ]
         return Look(added, added - length, text(last), entries, has_jobs == 1)
 
@@ -468,9 +468,11 @@ def _within(
     """Return the position after at most so many rows, and their number."""
     before = 0
     last: FeedPosition | None = None
-    for place, rows in steps:
+    for position, rows in steps:
         if rows > limit:
-            taken = start.rows or 0 if place.entry == start.entry else 0
-            return (last, before) if limit == before else (place._replace(rows=taken + limit - before), limit)
-        last, before = place, rows
+            taken = start.rows or 0 if position.entry == start.entry else 0
+            return (
+                (last, before) if limit == before else (position._replace(rows=taken + limit - before), limit)
+            )
+        last, before = position, rows
     return last, before

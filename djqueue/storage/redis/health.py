@@ -48,18 +48,19 @@ class MasterInfo(NamedTuple):
 
 def findings(connections: Connections) -> list[Finding]:
     """Return the findings about every master. Raises nothing."""
-    found: dict[Finding, list[str]] = {}
+    addresses_of: dict[Finding, list[str]] = {}
     try:
         for where, server in servers(connections):
             if isinstance(server, Exception):
-                found.setdefault(unreachable(server), []).append(where)
+                addresses_of.setdefault(unreachable(server), []).append(where)
                 continue
             for finding in _of_server(server):
-                found.setdefault(finding, []).append(where)
+                addresses_of.setdefault(finding, []).append(where)
     except (redis.RedisError, OSError, StorageError) as error:
-        found.setdefault(unreachable(error), []).append(connections.describe())
+        addresses_of.setdefault(unreachable(error), []).append(connections.describe())
     return [
-        finding._replace(text=f"{', '.join(places)}: {finding.text}") for finding, places in found.items()
+        finding._replace(text=f"{', '.join(addresses)}: {finding.text}")
+        for finding, addresses in addresses_of.items()
     ]
 
 
@@ -202,12 +203,12 @@ def _of_server(server: MasterInfo) -> Iterator[Finding]:
 
 def from_info(info: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that INFO contains, too."""
-    found = {}
+    settings = {}
     if "maxmemory_policy" in info:
-        found["maxmemory-policy"] = info["maxmemory_policy"]
+        settings["maxmemory-policy"] = info["maxmemory_policy"]
     if "aof_enabled" in info:
-        found["appendonly"] = "yes" if info["aof_enabled"] == "1" else "no"
-    return found
+        settings["appendonly"] = "yes" if info["aof_enabled"] == "1" else "no"
+    return settings
 
 
 def _memory(known: Mapping[str, str]) -> Iterator[Finding]:
@@ -320,21 +321,21 @@ def server_lines(connections: Connections) -> list[DiagnosticLine]:
 
 def key_lines(queues: Sequence[QueueKeys]) -> Steps[list[DiagnosticLine]]:
     """Estimate the bytes of some queues by kind of key, each from five samples."""
-    some = queues[:SAMPLED_QUEUES]
-    if not some:
+    sampled = queues[:SAMPLED_QUEUES]
+    if not sampled:
         return []
     called = script("sizes")
-    answers = yield [ScriptCall(called, keys, (), sequence=False) for keys in some]
+    answers = yield [ScriptCall(called, keys, (), sequence=False) for keys in sampled]
     note = ""
-    if len(queues) > len(some):
-        note = f"Sampled from the first {len(some)} of {len(queues):,} queues."
+    if len(queues) > len(sampled):
+        note = f"Sampled from the first {len(sampled)} of {len(queues):,} queues."
     lines = []
     for kind, sizes in zip(called.keys, zip(*answers, strict=True), strict=True):
         if min(sizes) < 0:
             return [DiagnosticLine("keys.bytes", "Keys", "Size", "unknown", OK, UNSEEN)]
-        there = [number for number in sizes if number]
-        if there:
-            value = f"{len(there):,} keys, {size(sum(there))}"
+        existing = [number for number in sizes if number]
+        if existing:
+            value = f"{len(existing):,} keys, {size(sum(existing))}"
             lines.append(DiagnosticLine(f"keys.{kind}", "Keys", kind, value, OK, note))
     return lines
 
@@ -412,11 +413,11 @@ def _replica_lines(info: Mapping[str, str]) -> Iterator[DiagnosticLine]:
     count = int(info.get("connected_slaves", "0"))
     if "connected_slaves" in info:
         yield DiagnosticLine("server.replicas", "", "Replicas", str(count))
-    there = int(info.get("master_repl_offset", "0"))
+    offset = int(info.get("master_repl_offset", "0"))
     for number in range(count):
         fields = dict(part.split("=", 1) for part in info.get(f"slave{number}", "").split(",") if "=" in part)
         if "offset" in fields:
-            behind = max(0, there - int(fields["offset"]))
+            behind = max(0, offset - int(fields["offset"]))
             yield DiagnosticLine(
                 f"server.replica_{number}",
                 "",

@@ -105,12 +105,12 @@ class Keyspace:
         return names
 
     def states(self, queue: str, ids: Sequence[str]) -> Steps[list[State | None]]:
-        found: list[State | None] = []
-        for some in chunks(ids):
-            call = ScriptCall(script("states"), self.keys(queue), [*map(pack_text, some)], sequence=False)
+        states: list[State | None] = []
+        for chunk in chunks(ids):
+            call = ScriptCall(script("states"), self.keys(queue), [*map(pack_text, chunk)], sequence=False)
             [codes] = yield [call]
-            found += [STATES.get(code) for code in codes]
-        return found
+            states += [STATES.get(code) for code in codes]
+        return states
 
     def on_jobs(
         self,
@@ -127,9 +127,9 @@ class Keyspace:
         """
         keys = self.keys(queue)
         replies: list[Any] = []
-        for some in chunks(ids, step):
-            arguments = [*heading, *map(pack_text, some)]
-            call = ScriptCall(script(name), keys, arguments, keys.of_jobs(some, kinds))
+        for chunk in chunks(ids, step):
+            arguments = [*heading, *map(pack_text, chunk)]
+            call = ScriptCall(script(name), keys, arguments, keys.of_jobs(chunk, kinds))
             [[left, answers]] = yield [call]
             replies += answers
             if left:

@@ -104,8 +104,8 @@ class Metrics:
             return []
         answers = yield [RedisCommand((b"HGETALL", _all_time(self._keys(queue)))) for queue in names]
         rows: list[Row] = []
-        for queue, found in zip(names, answers, strict=True):
-            for field, values in pairs(found):
+        for queue, fields in zip(names, answers, strict=True):
+            for field, values in pairs(fields):
                 start, _, name = field.partition(b"\0")
                 if start == b"0":
                     rows.append((queue, text(name), 0, [int(number) for number in unpack(values)]))
@@ -138,11 +138,11 @@ class Metrics:
         fields: dict[tuple[int, int, str], list[bytes]] = {}
         commands: list[ScriptCall | RedisCommand] = []
         for _, key, starts, name in wanted:
-            place = (starts[0], len(starts), name)
-            if place not in fields:
+            stretch = (starts[0], len(starts), name)
+            if stretch not in fields:
                 behind = b"\0" + pack_text(name) if name else b""
-                fields[place] = [b"%d%b" % (start, behind) for start in starts]
-            commands.append(RedisCommand((b"HMGET", key, *fields[place])))
+                fields[stretch] = [b"%d%b" % (start, behind) for start in starts]
+            commands.append(RedisCommand((b"HMGET", key, *fields[stretch])))
         answers = yield commands
         rows: list[Row] = []
         for (queue, _, starts, name), found in zip(wanted, answers, strict=True):

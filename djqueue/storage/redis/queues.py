@@ -112,15 +112,15 @@ class RedisQueues(Queues):
         removed = 0
         if State.BLOCKED in states:
             # Dependents go first: otherwise they would end with their dependencies, and stay.
-            [some] = yield [RedisCommand((b"HEXISTS", keys.key("count"), b"b"))]
-            found = (yield from scan(keys, frozenset({State.BLOCKED}), before)) if some else []
-            newest_first = [job_id for _, job_id in sorted(found, reverse=True)]
+            [has_blocked] = yield [RedisCommand((b"HEXISTS", keys.key("count"), b"b"))]
+            jobs = (yield from scan(keys, frozenset({State.BLOCKED}), before)) if has_blocked else []
+            newest_first = [job_id for _, job_id in sorted(jobs, reverse=True)]
             removed = yield from self._clean_these(keys, newest_first, before, states, limit)
         cursor = b"0"
         while limit is None or removed < limit:
-            cursor, found = yield from scan_part(keys, states, before, cursor)
+            cursor, jobs = yield from scan_part(keys, states, before, cursor)
             left = None if limit is None else limit - removed
-            ids = [job_id for _, job_id in found]
+            ids = [job_id for _, job_id in jobs]
             removed += yield from self._clean_these(keys, ids, before, states, left)
             if cursor == b"0":
                 break
@@ -132,8 +132,8 @@ class RedisQueues(Queues):
         removed = 0
         while ids and (limit is None or removed < limit):
             size = STEP if limit is None else min(STEP, limit - removed)
-            some, ids = ids[:size], ids[size:]
-            removed += sum((yield from self._removing.removed(keys, some, "clean", before, states)))
+            chunk, ids = ids[:size], ids[size:]
+            removed += sum((yield from self._removing.removed(keys, chunk, "clean", before, states)))
         return removed
 
     def obliterate(self, queue: str, *, force: bool = False) -> int:

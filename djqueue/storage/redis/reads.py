@@ -92,15 +92,15 @@ class RedisReads(Reads):
 
     def _jobs(self, queue: str, ids: Sequence[str]) -> Steps[list[JobRecord | None]]:
         keys = self._keyspace.keys(queue)
-        found: list[JobRecord | None] = []
-        for some in chunks(ids, 200):
-            arguments = [*map(pack_text, some)]
+        jobs: list[JobRecord | None] = []
+        for chunk in chunks(ids, 200):
+            arguments = [*map(pack_text, chunk)]
             [[now, replies]] = yield [
-                ScriptCall(script("read"), keys, arguments, keys.of_jobs(some, READ_KEYS), sequence=False)
+                ScriptCall(script("read"), keys, arguments, keys.of_jobs(chunk, READ_KEYS), sequence=False)
             ]
-            for job_id, reply in zip(some, replies, strict=True):
-                found.append(None if reply is None else records.record(queue, job_id, reply, int(now)))
-        return found
+            for job_id, reply in zip(chunk, replies, strict=True):
+                jobs.append(None if reply is None else records.record(queue, job_id, reply, int(now)))
+        return jobs
 
     def items(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
         return self._keyspace.run(self._items(queue, marks))
@@ -135,11 +135,11 @@ class RedisReads(Reads):
 
     def _page(self, queue: str, state: State | None, limit: int, after: str | None) -> Steps[list[JobRecord]]:
         wanted = frozenset(State) if state is None else frozenset({state})
-        found = sorted((yield from scan(self._keyspace.keys(queue), wanted)))
+        jobs = sorted((yield from scan(self._keyspace.keys(queue), wanted)))
         start = 0
         if after is not None:
-            start = next((at for at, (_, job_id) in enumerate(found, 1) if job_id == after), len(found))
-        ids = [job_id for _, job_id in islice(found, start, start + limit)]
+            start = next((at for at, (_, job_id) in enumerate(jobs, 1) if job_id == after), len(jobs))
+        ids = [job_id for _, job_id in islice(jobs, start, start + limit)]
         page = yield from self._jobs(queue, ids)
         return [record for record in page if record is not None and record.state in wanted]
 
@@ -188,8 +188,8 @@ class RedisReads(Reads):
             for name in names
         ]
         answers = yield [*calls]
-        found = [(name, STATES.get(codes[0])) for name, codes in zip(names, answers, strict=True)]
-        return [(name, state) for name, state in found if state is not None]
+        states = [(name, STATES.get(codes[0])) for name, codes in zip(names, answers, strict=True)]
+        return [(name, state) for name, state in states if state is not None]
 
     def jobs_about(
         self, subject: str, limit: int, cursor: str | None = None, queues: Sequence[str] | None = None
@@ -213,15 +213,15 @@ class RedisReads(Reads):
             for name in names
         ]
         answers = (yield [*calls]) if calls else []
-        found: list[tuple[tuple[int, str, str], JobSummary]] = []
+        summaries: list[tuple[tuple[int, str, str], JobSummary]] = []
         for name, (now, jobs) in zip(names, answers, strict=True):
             for at in range(0, len(jobs), 3):
                 job_id, blob, st = jobs[at : at + 3]
                 record = _record(name, text(job_id), blob, st, int(now))
                 if record is not None:
-                    found.append(((record.created_at, name, blob[: NUMBER.size].hex()), mention(record)))
-        found.sort(key=itemgetter(0), reverse=True)
-        return first_of([(mark_at(*place), one) for place, one in found], limit)
+                    summaries.append(((record.created_at, name, blob[: NUMBER.size].hex()), mention(record)))
+        summaries.sort(key=itemgetter(0), reverse=True)
+        return first_of([(mark_at(*key), summary) for key, summary in summaries], limit)
 
     def dead_letters(self, queue: str) -> list[DeadLetterRecord]:
         return self._keyspace.run(self._dead_letters(queue))
@@ -230,11 +230,11 @@ class RedisReads(Reads):
         keys = self._keyspace.keys(queue)
         [ids] = yield [RedisCommand((b"ZRANGE", keys.key("dead"), 0, -1))]
         dead_letters = []
-        for some in chunks(ids):
-            [found] = yield [RedisCommand((b"HMGET", keys.key("dead_letters"), *some))]
+        for chunk in chunks(ids):
+            [letters] = yield [RedisCommand((b"HMGET", keys.key("dead_letters"), *chunk))]
             dead_letters += [
                 records.dead_letter(queue, text(job_id), data)
-                for job_id, data in zip(some, found, strict=True)
+                for job_id, data in zip(chunk, letters, strict=True)
                 if data is not None
             ]
         return dead_letters
@@ -244,13 +244,13 @@ class RedisReads(Reads):
         call = ScriptCall(
             script("dead_letters"), self._keyspace.keys(queue), [begin, limit + 1], sequence=False
         )
-        now, found = self._keyspace.ask(call)
+        now, letters = self._keyspace.ask(call)
         dead_letters = [
-            records.dead_letter(queue, text(found[at + 1]), found[at + 2])
-            for at in range(0, min(len(found), 3 * limit), 3)
+            records.dead_letter(queue, text(letters[at + 1]), letters[at + 2])
+            for at in range(0, min(len(letters), 3 * limit), 3)
         ]
-        is_last = len(found) <= 3 * limit
-        following = None if is_last else str(int(float(found[3 * limit - 3])))
+        is_last = len(letters) <= 3 * limit
+        following = None if is_last else str(int(float(letters[3 * limit - 3])))
         return DeadLetterPage(dead_letters, following, int(now))
 
     def explain(self, queue: str, id: str) -> Explanation | None:
@@ -291,23 +291,29 @@ class RedisReads(Reads):
         if state.free is None:
             return facts
         # A claim's permits get their names with the next request, so the queues are read instead.
-        every = yield from self._keyspace.names()
-        queues = [name for name in every if self._keyspace.policy(name).limiter == limiter][:MAX_SHARING]
+        names = yield from self._keyspace.names()
+        queues = [name for name in names if self._keyspace.policy(name).limiter == limiter][:MAX_SHARING]
         keys = [self._keyspace.keys(name) for name in queues]
-        leases = yield [RedisCommand((b"ZRANGE", mine.key("lease"), 0, SHOWN - 1)) for mine in keys]
-        wanted = [(name, mine, ids) for name, mine, ids in zip(queues, keys, leases, strict=True) if ids]
+        leases = yield [
+            RedisCommand((b"ZRANGE", queue_keys.key("lease"), 0, SHOWN - 1)) for queue_keys in keys
+        ]
+        wanted = [
+            (name, queue_keys, ids) for name, queue_keys, ids in zip(queues, keys, leases, strict=True) if ids
+        ]
         if not wanted:
             return facts
-        answers = yield [RedisCommand((b"HMGET", mine.key("st"), *ids)) for _, mine, ids in wanted]
-        found = [
+        answers = yield [
+            RedisCommand((b"HMGET", queue_keys.key("st"), *ids)) for _, queue_keys, ids in wanted
+        ]
+        holders = [
             (st[1:9], BlockingJob(text(job_id), unpack(st[9:])[3], "" if name == facts.queue else name))
             for (name, _, ids), states in zip(wanted, answers, strict=True)
             for job_id, st in zip(ids, states, strict=True)
             if st is not None and st[:1] in b"aA"
         ]
         # Tokens ascend with time in all queues.
-        found.sort(key=itemgetter(0))
-        return facts._replace(limiter_holders=tuple(holder for _, holder in found[:SHOWN]))
+        holders.sort(key=itemgetter(0))
+        return facts._replace(limiter_holders=tuple(holder for _, holder in holders[:SHOWN]))
 
     def flow(self, queue: str, id: str, limit: int = MAX_FLOW_JOBS) -> FlowGraph | None:
         return self._keyspace.run(self._flow((queue, id), limit))
@@ -335,8 +341,8 @@ class RedisReads(Reads):
                     links.update(_links(queue, ids, replies, int(now)))
                 wanted = steps.send(links)
         except StopIteration as end:
-            found: FlowGraph | None = end.value
-            return found
+            graph: FlowGraph | None = end.value
+            return graph
 
     def overview(self, queues: Sequence[str] | None = None) -> Overview:
         return self._keyspace.run(self._overviews(queues))
@@ -346,12 +352,14 @@ class RedisReads(Reads):
         names = list(queues) if queues is not None else (yield from self._keyspace.names())
         # Without queues, only the time is read.
         keys = map(self._keyspace.keys, names or [""])
-        answers = yield [ScriptCall(script("overview"), mine, (), sequence=False) for mine in keys]
-        found = [
+        answers = yield [
+            ScriptCall(script("overview"), queue_keys, (), sequence=False) for queue_keys in keys
+        ]
+        overviews = [
             _overview(name, self._keyspace.policy(name), reply)
             for name, reply in zip(names, answers, strict=bool(names))
         ]
-        return Overview(int(answers[-1][0]), found)
+        return Overview(int(answers[-1][0]), overviews)
 
     def change_version(self) -> str | None:
         """Return a version of all queues, jobs and workers, with two reads of each queue in one request."""
@@ -363,11 +371,11 @@ class RedisReads(Reads):
             return []
         keys = [self._keyspace.keys(name) for name in names]
         # Plain enqueues and claims change the last numbers instead of the version.
-        found = yield [
+        replies = yield [
             *(RedisCommand((b"GET", queue.key("version"))) for queue in keys),
             *(RedisCommand((b"HMGET", queue.key("meta"), b"rear", b"token")) for queue in keys),
         ]
-        versions, numbers = found[: len(names)], found[len(names) :]
+        versions, numbers = replies[: len(names)], replies[len(names) :]
         return [
             (name, b":".join(value or b"" for value in (version, *last)))
             for name, version, last in zip(names, versions, numbers, strict=True)
@@ -386,8 +394,8 @@ class RedisReads(Reads):
         shown = _mode(mode, policy)
         maximum = 0 if shown == GLOBAL else common.concurrency or policy.group_concurrency
 
-        def row(found: Sequence[Any]) -> GroupOverview:
-            name, waiting, active, own = found
+        def row(fields: Sequence[Any]) -> GroupOverview:
+            name, waiting, active, own = fields
             group, own_limit = text(name), group_limit(own) if own else NO_LIMIT
             return GroupOverview(
                 group,
@@ -499,12 +507,12 @@ def _facts_of(queue: str, job_id: str, policy: QueuePolicy, reply: Sequence[Any]
         return facts._replace(lease_until=int(float(lease)) if lease else None)
     rate, concurrency, _ = _limits(policy, overrides[1:], at)
     missing = 0 if rate is None else rate.per - _bucket_parts(rate, overrides[5:], at)
-    waits_for = [Dependency(text(unmet[at]), text(unmet[at + 1]), None) for at in range(0, len(unmet), 2)]
+    dependencies = [Dependency(text(unmet[at]), text(unmet[at + 1]), None) for at in range(0, len(unmet), 2)]
     if followed:
-        waits_for.insert(0, Dependency(queue, text(followed), None))
+        dependencies.insert(0, Dependency(queue, text(followed), None))
     facts = facts._replace(
         paused=overrides[0] is not None,
-        unmet=tuple(waits_for),
+        unmet=tuple(dependencies),
         next_token_at=at - -missing // rate.capacity if rate is not None and missing > 0 else None,
         weight=record.options.weight,
         concurrency=concurrency,
@@ -528,8 +536,8 @@ def _facts_of(queue: str, job_id: str, policy: QueuePolicy, reply: Sequence[Any]
     )
 
 
-def _holders(found: Sequence[bytes]) -> tuple[BlockingJob, ...]:
-    pairs = [(found[at], found[at + 1]) for at in range(0, len(found), 2)]
+def _holders(entries: Sequence[bytes]) -> tuple[BlockingJob, ...]:
+    pairs = [(entries[at], entries[at + 1]) for at in range(0, len(entries), 2)]
     return tuple(BlockingJob(text(job_id), unpack(st[9:])[3] if st else "") for job_id, st in pairs)
 
 
@@ -557,12 +565,12 @@ def _links(
 
 
 def _overview(name: str, policy: QueuePolicy, reply: Sequence[Any]) -> QueueOverview:
-    now, counters, delayed, active, failed, there, due, oldest, overrides, kept = reply
+    now, counters, delayed, active, failed, existing, due, oldest, overrides, kept = reply
     paused, mode, *limited = overrides
-    found = mapping(counters)
+    numbers = mapping(counters)
     rate, concurrency, tokens = _limits(policy, limited, int(now))
-    names = {word[2:]: number for word, number in found.items() if word.startswith("n:")}
-    counts = _counts(found, delayed, active, failed)
+    names = {word[2:]: number for word, number in numbers.items() if word.startswith("n:")}
+    counts = _counts(numbers, delayed, active, failed)
     return QueueOverview(
         name,
         counts,
@@ -572,11 +580,11 @@ def _overview(name: str, policy: QueuePolicy, reply: Sequence[Any]) -> QueueOver
         rate,
         tokens,
         concurrency,
-        active + found.get("e", 0),
+        active + numbers.get("e", 0),
         _mode(mode, policy),
-        found.get("p", 0),
+        numbers.get("p", 0),
         names,
-        _totals(kept, there, active, counts),
+        _totals(kept, existing, active, counts),
     )
 
 
@@ -599,19 +607,19 @@ def _counts(counters: dict[str, int], delayed: int, active: int, failed: int) ->
     }
 
 
-def _totals(kept: Sequence[Any], there: int, active: int, counts: dict[State, int]) -> Totals:
+def _totals(kept: Sequence[Any], existing: int, active: int, counts: dict[State, int]) -> Totals:
     """Return the totals: existing jobs, and counters of those that were removed.
 
     Enqueues, claims and completions therefore need no counters of their own.
 
     kept: counters of removed jobs (others, completed, cancelled), of attempts that were retried, that stalled
     or that ended otherwise without completing the job, and of dead letters.
-    there: number of existing jobs.
+    existing: number of existing jobs.
     """
     gone, completed, cancelled, retried, stalled, otherwise, buried = (int(number or 0) for number in kept)
     done = counts[State.COMPLETED] + completed
     return Totals(
-        there + gone + completed + cancelled,
+        existing + gone + completed + cancelled,
         done + retried + stalled + otherwise + active,
         done,
         retried,

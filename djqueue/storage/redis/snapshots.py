@@ -154,8 +154,8 @@ class RedisSnapshotReader:
         arrivals = keys.key("arrivals")
         while True:
             steps = scan_part(keys, frozenset(State), None, cursor, self._page)
-            cursor, found = self._run(steps)
-            ids = [job_id for _, job_id in found]
+            cursor, jobs = self._run(steps)
+            ids = [job_id for _, job_id in jobs]
             for first in range(0, len(ids), self._page):
                 yield from self._read(queue, ids[first : first + self._page], seen)
             for name in self._known if cursor == b"0" else (queue,):
@@ -185,39 +185,39 @@ class RedisSnapshotReader:
         wanted = {queue: list(ids)}
         while wanted:
             moved: dict[str, list[str]] = {}
-            for name, mine in wanted.items():
-                found, away = self._run(self._look(name, mine))
-                for job_id, target in away:
+            for name, ids_in_queue in wanted.items():
+                jobs, moves = self._run(self._look(name, ids_in_queue))
+                for job_id, target in moves:
                     moved.setdefault(target, []).append(job_id)
-                new = [one for one in found if self._is_new(one, seen)]
+                new = [job for job in jobs if self._is_new(job, seen)]
                 yield from _parts(name, new)
             wanted = moved
 
-    def _is_new(self, one: FoundJob, seen: SeenJobs) -> bool:
+    def _is_new(self, found: FoundJob, seen: SeenJobs) -> bool:
         """Return whether a job was not read before, in its queue or in another one that it has left."""
         # A job of another queue that has the same id is another job if it was here before the read.
-        has_arrived = one.incarnation > self._marks.get(one.job.queue, 0)
-        return seen.add(one.job) and not (has_arrived and seen.is_elsewhere(one.job))
+        has_arrived = found.incarnation > self._marks.get(found.job.queue, 0)
+        return seen.add(found.job) and not (has_arrived and seen.is_elsewhere(found.job))
 
     def _look(self, queue: str, ids: Sequence[str]) -> Steps[tuple[list[FoundJob], list[tuple[str, str]]]]:
         keys = self._keyspace.keys(queue)
         theirs = keys.of_jobs(ids, MOVING_KEYS)
         call = ScriptCall(script("snapshot"), keys, [*map(pack_text, ids)], theirs, sequence=False)
         [[now, replies]] = yield [call]
-        found, away = [], []
+        jobs, moves = [], []
         for job_id, reply in zip(ids, replies, strict=True):
             if isinstance(reply, list):
-                if (one := _found(queue, job_id, reply, int(now))) is not None:
-                    found.append(one)
+                if (job := _found(queue, job_id, reply, int(now))) is not None:
+                    jobs.append(job)
             elif reply is not None:
-                away.append((job_id, text(reply)))
-        return found, away
+                moves.append((job_id, text(reply)))
+        return jobs, moves
 
     def _limiter_records(self) -> Iterator[dict[str, Any]]:
         for name in self._limiters:
-            found = self._run(limiter_settings(self._keyspace, name))
-            if found is not None:
-                yield found.record()
+            limiter = self._run(limiter_settings(self._keyspace, name))
+            if limiter is not None:
+                yield limiter.record()
 
 
 class RedisSnapshots(Snapshots):
@@ -252,8 +252,8 @@ class RedisSnapshots(Snapshots):
         last = self._last_replacement()
         yield from RedisSnapshotReader(self._keyspace, self._limiters(), page).parts()
         if self.schedules is not None:
-            for found in self.schedules.pages(page):
-                yield Part(snapshots.SCHEDULE, "", found)
+            for rows in self.schedules.pages(page):
+                yield Part(snapshots.SCHEDULE, "", rows)
         if self._last_replacement() != last:
             raise RestoreInProgressError(
                 "a restore replaced everything while the storage was read: try again"
@@ -345,13 +345,15 @@ def limiter_settings(keyspace: Keyspace, name: str) -> Steps[LimiterSettings | N
     return LimiterSettings(name, *records.unpack_limits(*limits)) if limited is not None else None
 
 
-def _parts(queue: str, found: Sequence[FoundJob]) -> Iterator[Part]:
-    if found:
-        jobs = [job_record(one.job, (one.number, 0), one.retries) for one in found]
-        yield Part(snapshots.JOB, queue, jobs)
-    letters = [letter_record(one.letter, one.letter_number) for one in found if one.letter is not None]
-    if letters:
-        yield Part(snapshots.DEAD, queue, letters)
+def _parts(queue: str, jobs: Sequence[FoundJob]) -> Iterator[Part]:
+    if jobs:
+        job_records = [job_record(found.job, (found.number, 0), found.retries) for found in jobs]
+        yield Part(snapshots.JOB, queue, job_records)
+    letter_records = [
+        letter_record(found.letter, found.letter_number) for found in jobs if found.letter is not None
+    ]
+    if letter_records:
+        yield Part(snapshots.DEAD, queue, letter_records)
 
 
 def _found(queue: str, job_id: str, reply: Sequence[Any], now: int) -> FoundJob | None:

@@ -68,6 +68,8 @@ class RedisStorage(Storage):
         options: where Redis is, and how it is used: see `RedisOptions` and `Connections`.
     """
 
+    events: RedisEvents
+
     def __init__(
         self,
         *,

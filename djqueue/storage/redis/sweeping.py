@@ -50,8 +50,8 @@ class Removing:
 
     def bury_surplus(self, keys: QueueKeys) -> Steps[None]:
         """Remove dead letters above the maximum number."""
-        [there] = yield [RedisCommand((b"ZCARD", keys.key("dead")))]
-        overflow = there - self._keyspace.policy(keys.queue).dead_letters.max_entries
+        [count] = yield [RedisCommand((b"ZCARD", keys.key("dead")))]
+        overflow = count - self._keyspace.policy(keys.queue).dead_letters.max_entries
         while overflow > 0 and (buried := (yield from self.bury_oldest(keys, overflow))):
             overflow -= buried
 
@@ -73,8 +73,8 @@ class Removing:
             removed += gone
             if len(ids) < SWEEP or not gone:
                 break
-            [found] = yield [RedisCommand((b"ZRANGE", keys.key("finished"), 0, SWEEP - 1))]
-            ids = list(map(text, found))
+            [expired] = yield [RedisCommand((b"ZRANGE", keys.key("finished"), 0, SWEEP - 1))]
+            ids = list(map(text, expired))
         return removed
 
     def trim(self, keys: QueueKeys, state: State, limit: int | None, size: int | None) -> Steps[int]:
@@ -89,15 +89,15 @@ class Removing:
             [[following, ids]] = yield [ScriptCall(script("surplus"), keys, arguments, sequence=False)]
             gone = 0
             if ids:
-                some = list(map(text, ids))
+                over = list(map(text, ids))
                 if state is not State.FAILED:
                     arguments = [code, *bounds, *ids]
                     [[_, gone]] = yield [
-                        ScriptCall(script("expire"), keys, arguments, keys.of_jobs(some, READ_KEYS))
+                        ScriptCall(script("expire"), keys, arguments, keys.of_jobs(over, READ_KEYS))
                     ]
-                for mode, bound in (("surplus", limit), ("heavy", size)) if gone < len(some) else ():
+                for mode, bound in (("surplus", limit), ("heavy", size)) if gone < len(over) else ():
                     if bound is not None:
-                        gone += sum((yield from self.removed(keys, some, mode, bound, {state})))
+                        gone += sum((yield from self.removed(keys, over, mode, bound, {state})))
                 removed += gone
             looks += not gone
             if following < 0:
@@ -129,10 +129,10 @@ class Removing:
         self, keys: QueueKeys, names: list[str], mode: bytes, bound: int | bytes = b""
     ) -> Steps[int]:
         gone = 0
-        for some in chunks(names):
-            arguments = [mode, bound, *map(pack_text, some)]
-            theirs = keys.of_jobs(name[1:] for name in some)
-            [[_, part]] = yield [ScriptCall(script("unneeded"), keys, arguments, theirs)]
+        for chunk in chunks(names):
+            arguments = [mode, bound, *map(pack_text, chunk)]
+            job_keys = keys.of_jobs(name[1:] for name in chunk)
+            [[_, part]] = yield [ScriptCall(script("unneeded"), keys, arguments, job_keys)]
             gone += part
         return gone
 
@@ -143,9 +143,9 @@ class Removing:
             gone = keys.key(f"gone:{text(name)}")
             cursor = b"0"
             while True:
-                [[cursor, found]] = yield [RedisCommand((b"HSCAN", gone, cursor, b"COUNT", 500))]
+                [[cursor, leftovers]] = yield [RedisCommand((b"HSCAN", gone, cursor, b"COUNT", 500))]
                 # Jobs that were enqueued again meanwhile keep their keys.
-                yield from self.removed(keys, [text(job_id) for job_id, _ in pairs(found)], "gone")
+                yield from self.removed(keys, [text(job_id) for job_id, _ in pairs(leftovers)], "gone")
                 if not int(cursor):
                     break
             yield [RedisCommand((b"UNLINK", gone)), RedisCommand((b"SREM", keys.key("gone"), name))]
@@ -182,7 +182,7 @@ class Sweeping:
 
     def _sweep(self, queue: str, alive: bytes) -> Steps[Swept]:
         keys, policy = self._keyspace.keys(queue), self._keyspace.policy(queue)
-        dead, kept = policy.dead_letters, policy.retention
+        dead, retention = policy.dead_letters, policy.retention
         tiers, buckets = self._metrics.present(keys)
         arguments = [
             policy.lease,
@@ -193,8 +193,8 @@ class Sweeping:
             dead.max_entries,
             SWEEP,
             alive,
-            kept.attempts.count,
-            *records.pack_bounds(kept, dead),
+            retention.attempts.count,
+            *records.pack_bounds(retention, dead),
             tiers,
             *(yield from self._active(keys)),
         ]
@@ -205,12 +205,12 @@ class Sweeping:
             yield from self._keyspace.deliver(queue)
         removed = yield from self._removing.expire(keys, list(map(text, over)))
         yield from self._removing.forget_over(keys, list(map(text, unneeded)))
-        if kept is not NO_RETENTION:
+        if retention is not NO_RETENTION:
             for state in (State.COMPLETED, State.CANCELLED):
-                keep = kept.of(state)
+                keep = retention.of(state)
                 removed += yield from self._removing.trim(keys, state, keep.count, keep.bytes)
-            if kept.results.bytes is not None:
-                yield from self._removing.trim_results(keys, kept.results.bytes)
+            if retention.results.bytes is not None:
+                yield from self._removing.trim_results(keys, retention.results.bytes)
         if dead.max_bytes is not None:
             removed += yield from self._removing.trim(keys, State.FAILED, None, dead.max_bytes)
         if overflow:
@@ -221,6 +221,6 @@ class Sweeping:
     def _active(self, keys: QueueKeys) -> Steps[list[bytes]]:
         """Return some active jobs: one whose lease was lost with a part of the data gets a new one."""
         cursor = self._cursors.get(keys.queue, b"0")
-        [[cursor, found]] = yield [RedisCommand((b"HSCAN", keys.key("st"), cursor, b"COUNT", SCANNED))]
+        [[cursor, entries]] = yield [RedisCommand((b"HSCAN", keys.key("st"), cursor, b"COUNT", SCANNED))]
         self._cursors[keys.queue] = cursor
-        return [job_id for job_id, st in pairs(found) if st[:1] in b"aA"]
+        return [job_id for job_id, st in pairs(entries) if st[:1] in b"aA"]

@@ -27,8 +27,8 @@ class RedisWorkers(Workers):
 
     def register(self, info: WorkerInfo) -> tuple[str, ...]:
         about = _pack(info)
-        told = self._keyspace.ask(self._worker(b"register", pack_text(info.id), about, info.started_at))
-        return tuple(map(text, told))
+        commands = self._keyspace.ask(self._worker(b"register", pack_text(info.id), about, info.started_at))
+        return tuple(map(text, commands))
 
     def unregister(self, worker_id: str) -> None:
         self._keyspace.ask(self._worker(b"unregister", pack_text(worker_id)))
@@ -37,8 +37,8 @@ class RedisWorkers(Workers):
         return self._keyspace.run(self.live())
 
     def live(self) -> Steps[list[WorkerInfo]]:
-        [found] = yield [self._worker(b"list", WORKER_TTL, DUMP_TTL)]
-        return [_info(found[at], int(float(found[at + 1]))) for at in range(0, len(found), 2)]
+        [entries] = yield [self._worker(b"list", WORKER_TTL, DUMP_TTL)]
+        return [_info(entries[at], int(float(entries[at + 1]))) for at in range(0, len(entries), 2)]
 
     def control(self, worker_id: str, command: str) -> str:
         check_command(command)
@@ -58,8 +58,8 @@ class RedisWorkers(Workers):
         return bool(self._keyspace.ask(self._worker(b"save_dump", pack_text(worker_id), kept)))
 
     def dump(self, worker_id: str) -> WorkerDump | None:
-        found = self._keyspace.ask(self._worker(b"dump", pack_text(worker_id), DUMP_TTL))
-        return WorkerDump(int(float(found[0])), text(found[1])) if found else None
+        kept = self._keyspace.ask(self._worker(b"dump", pack_text(worker_id), DUMP_TTL))
+        return WorkerDump(int(float(kept[0])), text(kept[1])) if kept else None
 
     def record_runs(self, stats: Sequence[RunStats]) -> None:
         self._keyspace.run(self._metrics.record(stats))

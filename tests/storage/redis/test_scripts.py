@@ -23,6 +23,7 @@ FILES = sorted(
         "complete",
         "completion",
         "removal",
+        "retention",
         "staged",
     }
 )

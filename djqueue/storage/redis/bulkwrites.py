@@ -39,7 +39,7 @@ from djqueue.storage.staging import (
 
 from . import records
 from .keys import CommonKeys
-from .keyspace import Keyspace, answers
+from .keyspace import Keyspace, answer, answers, chunks
 from .records import pack, pack_raw, pack_text, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
@@ -110,7 +110,7 @@ class RedisStaging(Staging):
             b"%d" % plan.content,
         ]
         while True:
-            [[status, *stored]] = self._keyspace.run(answers([self._plan("commit", plan, *arguments)]))
+            status, *stored = self._keyspace.ask(self._plan("commit", plan, *arguments))
             stored_plan = _plan(plan.app, plan.target, stored)
             if status != b"dropping":
                 break
@@ -120,20 +120,19 @@ class RedisStaging(Staging):
 
     def state_of(self, plan: Plan) -> str:
         key = self._keyspace.common.plan(plan.app, plan.target)
-        [[write, state]] = self._keyspace.run(answers([RedisCommand((b"HMGET", key, b"write", b"state"))]))
+        write, state = self._keyspace.ask(RedisCommand((b"HMGET", key, b"write", b"state")))
         return text(state) if write == pack_text(plan.write) else ""
 
     def touch(self, plan: Plan) -> None:
-        self._keyspace.run(answers([self._plan("touch", plan, plan.version, pack_text(plan.write))]))
+        self._keyspace.ask(self._plan("touch", plan, plan.version, pack_text(plan.write)))
 
     def mark(self, plan: Plan, mark: str) -> None:
-        call = self._plan("mark", plan, plan.version, pack_text(plan.write), pack_text(mark))
-        self._keyspace.run(answers([call]))
+        self._keyspace.ask(self._plan("mark", plan, plan.version, pack_text(plan.write), pack_text(mark)))
 
     def close(self, plan: Plan, counts: Mapping[str, Counts], mark: str = "") -> bool:
         packed = pack({queue: list(each) for queue, each in counts.items()})
         call = self._plan("close", plan, plan.version, pack_text(plan.write), packed, pack_text(mark))
-        return bool(self._keyspace.run(answers([call])) != [UNMARKED])
+        return bool(self._keyspace.ask(call) != UNMARKED)
 
     def confirm(self, plan: Plan) -> bool:
         """Wait until replicas have a published plan. Returns False if a failover has lost it since.
@@ -148,7 +147,7 @@ class RedisStaging(Staging):
         call = self._plan("touch", plan, plan.version, pack_text(plan.write))._replace(replicas=replicas)
         for attempt in range(CONFIRMATIONS):
             try:
-                self._keyspace.run(answers([call]))
+                self._keyspace.ask(call)
                 break
             except StorageUnavailableError:
                 if attempt == CONFIRMATIONS - 1:
@@ -157,7 +156,7 @@ class RedisStaging(Staging):
 
     def leave(self, plan: Plan) -> bool:
         call = self._plan("leave", plan, plan.version, pack_text(plan.write))
-        return bool(self._keyspace.run(answers([call])) == [EXPIRED])
+        return bool(self._keyspace.ask(call) == EXPIRED)
 
     def drop(self, plan: Plan) -> bool:
         dropped: bool = self._keyspace.run(self._drop(plan))
@@ -185,9 +184,8 @@ class RedisStaging(Staging):
         """Return whether a manifest of a plan is stored."""
         keys = [self._keyspace.keys(queue).published(plan.owner) for queue in sorted(plan.queues)]
         writes: list[bytes | None] = []
-        for first in range(0, len(keys), AT_ONCE):
-            chunk = keys[first : first + AT_ONCE]
-            writes += yield [RedisCommand((b"HGET", key, b"write")) for key in chunk]
+        for some in chunks(keys, AT_ONCE):
+            writes += yield [RedisCommand((b"HGET", key, b"write")) for key in some]
         return pack_text(plan.write) in writes
 
     def _drop_manifests(self, plan: Plan) -> Steps[bool]:
@@ -195,18 +193,14 @@ class RedisStaging(Staging):
         manifests = plan.manifests()
         keys = [self._keyspace.keys(one.queue).published(one.app, chunks=True) for one in manifests]
         results: list[int] = []
-        for first in range(0, len(keys), AT_ONCE):
-            results += yield [RedisCommand((b"HLEN", key)) for key in keys[first : first + AT_ONCE]]
+        for some in chunks(keys, AT_ONCE):
+            results += yield [RedisCommand((b"HLEN", key)) for key in some]
         if any(results):
             return False
         write = pack_text(plan.write)
-        for first in range(0, len(manifests), AT_ONCE):
-            calls: list[ScriptCall | RedisCommand] = [
-                self._call("drop", one, [one.version, write], [])
-                for one in manifests[first : first + AT_ONCE]
-            ]
-            if not all((yield calls)):
-                return False  # Somebody published a chunk in the meantime.
+        for together in chunks(manifests, AT_ONCE):
+            if not all((yield [self._call("drop", one, [one.version, write], []) for one in together])):
+                return False  # Another process has published a chunk in the meantime.
         return True
 
     def adopt(self, silence: int, limit: int) -> list[Plan]:
@@ -261,8 +255,8 @@ class RedisStaging(Staging):
         self, manifests: Sequence[Manifest], calls: Sequence[ScriptCall]
     ) -> list[PublicationState]:
         replies: list[Any] = []
-        for first in range(0, len(calls), AT_ONCE):
-            replies += self._keyspace.run(answers([*calls[first : first + AT_ONCE]]))
+        for together in chunks(calls, AT_ONCE):
+            replies += self._keyspace.run(answers([*together]))
         return [_publication(manifest, reply) for manifest, reply in zip(manifests, replies, strict=True)]
 
     def publish_all(self, chunks: Sequence[tuple[Manifest, str, int]]) -> list[Counts]:
@@ -312,8 +306,8 @@ class RedisStaging(Staging):
 
     def _forget(self, queues: Sequence[str], app: str, write: str) -> Steps[int]:
         deleted = 0
-        for first in range(0, len(queues), AT_ONCE):
-            queue_keys = [self._keyspace.keys(queue) for queue in queues[first : first + AT_ONCE]]
+        for some in chunks(queues, AT_ONCE):
+            queue_keys = [self._keyspace.keys(queue) for queue in some]
             replies = yield [
                 command
                 for keys in queue_keys
@@ -328,10 +322,7 @@ class RedisStaging(Staging):
                     continue
                 staged = [keys.staged(write, text(name)) for name in names]
                 deleted += len(staged)
-                unlinked += [
-                    RedisCommand((b"UNLINK", *staged[at : at + AT_ONCE]))
-                    for at in range(0, len(staged), AT_ONCE)
-                ]
+                unlinked += [RedisCommand((b"UNLINK", *part)) for part in chunks(staged, AT_ONCE)]
                 unlinked.append(RedisCommand((b"UNLINK", keys.parts(write))))
             if unlinked:
                 yield unlinked
@@ -359,8 +350,7 @@ class RedisBulkWriteReports(BulkWriteReports):
         self._keys = keys
 
     def get(self, write: str) -> BulkWriteReport | None:
-        [stored] = self._run(answers([self._read(write)]))
-        return _report(stored)
+        return _report(self._run(answer(self._read(write))))
 
     def page(self, limit: int, after: str | None = None) -> BulkWriteReportPage:
         page: BulkWriteReportPage = self._run(self._page(limit, after))

@@ -19,6 +19,7 @@ FILES = sorted(
         *(name for name in scripts.NAMES if "staged_" not in name),
         "base",
         "job",
+        "outcomes",
         "ready",
         "complete",
         "completion",

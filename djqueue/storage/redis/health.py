@@ -35,6 +35,21 @@ SETTINGS = (
     "busy-reply-threshold",
     "min-replicas-to-write",
 )
+SAMPLED_QUEUES = 20
+"""Queues whose keys are measured."""
+UNSEEN = "The Redis user may not run INFO, CONFIG GET or MEMORY USAGE; only this page needs them."
+INFO_LINES = (
+    ("version", "Version", ("valkey_version",)),
+    ("redis_version", "Redis version", ("redis_version",)),
+    ("uptime", "Uptime, seconds", ("uptime_in_seconds",)),
+    ("memory", "Memory used", ("used_memory_human",)),
+    ("memory_limit", "Memory limit (0B: none)", ("maxmemory_human",)),
+    ("ops", "Commands per second", ("instantaneous_ops_per_sec",)),
+    ("clients", "Clients", ("connected_clients",)),
+    ("scripts", "Cached scripts", ("number_of_cached_scripts",)),
+    ("keys", "Keys", ("db0",)),
+)
+"""(key, label, names in INFO)."""
 
 
 class MasterInfo(NamedTuple):
@@ -64,19 +79,6 @@ def findings(connections: Connections) -> list[Finding]:
     ]
 
 
-def servers(connections: Connections) -> Iterator[tuple[str, MasterInfo | Exception]]:
-    """Yield the address of each master, and its settings or the error of reading them.
-
-    Raises a RedisError, OSError or StorageError if the masters can't be found.
-    """
-    for where, connection in _masters(connections):
-        try:
-            server: MasterInfo | Exception = _look(connection)
-        except (redis.RedisError, OSError) as error:
-            server = error
-        yield where, server
-
-
 def lease_findings(options: RedisOptions, policies: Mapping[str, QueuePolicy]) -> list[Finding]:
     """Return the findings about leases: a renewal may take longer than the lease."""
     timeout = options.timeout
@@ -96,6 +98,19 @@ def lease_findings(options: RedisOptions, policies: Mapping[str, QueuePolicy]) -
     ]
 
 
+def refuse_old(connections: Connections) -> None:
+    """Raise StorageError if a master is known to be too old."""
+    # A server that does not reply raises an error when it is used.
+    with suppress(redis.RedisError, OSError):
+        for where, connection in _masters(connections):
+            info = None
+            with suppress(redis.RedisError, OSError), _opened(connection):
+                info = _info(connection, "server")
+            if info is not None and _is_old(info):
+                finding = _too_old(info)
+                raise StorageError(f"{where}: {finding.text} {finding.hint}")
+
+
 def unreachable(error: Exception) -> Finding:
     """Return the finding about a server that can't be reached."""
     reason = in_one_line(error)
@@ -109,17 +124,55 @@ def unreachable(error: Exception) -> Finding:
     )
 
 
-def refuse_old(connections: Connections) -> None:
-    """Raise StorageError if a master is known to be too old."""
-    # A server that does not reply raises an error when it is used.
-    with suppress(redis.RedisError, OSError):
-        for where, connection in _masters(connections):
-            info = None
-            with suppress(redis.RedisError, OSError), _opened(connection):
-                info = _info(connection, "server")
-            if info is not None and _is_old(info):
-                finding = _too_old(info)
-                raise StorageError(f"{where}: {finding.text} {finding.hint}")
+def server_lines(connections: Connections) -> list[DiagnosticLine]:
+    """Describe every master. Raises nothing: a line says why one cannot be reached."""
+    lines: list[DiagnosticLine] = []
+    try:
+        for number, (where, server) in enumerate(servers(connections)):
+            suffix = f":{number}" if number else ""
+            if isinstance(server, Exception):
+                reason = in_one_line(server)
+                lines.append(DiagnosticLine(f"server.up{suffix}", where, "Reachable", "no", BAD, reason))
+            else:
+                lines += [line._replace(key=line.key + suffix, group=where) for line in _server_lines(server)]
+    except (redis.RedisError, OSError, StorageError) as error:
+        reason = in_one_line(error)
+        lines.append(DiagnosticLine("server.up", connections.describe(), "Reachable", "no", BAD, reason))
+    return lines
+
+
+def key_lines(queues: Sequence[QueueKeys]) -> Steps[list[DiagnosticLine]]:
+    """Estimate the bytes of some queues by kind of key, each from five samples."""
+    sampled = queues[:SAMPLED_QUEUES]
+    if not sampled:
+        return []
+    called = script("sizes")
+    answers = yield [ScriptCall(called, keys, (), sequence=False) for keys in sampled]
+    note = ""
+    if len(queues) > len(sampled):
+        note = f"Sampled from the first {len(sampled)} of {len(queues):,} queues."
+    lines = []
+    for kind, sizes in zip(called.keys, zip(*answers, strict=True), strict=True):
+        if min(sizes) < 0:
+            return [DiagnosticLine("keys.bytes", "Keys", "Size", "unknown", OK, UNSEEN)]
+        existing = [number for number in sizes if number]
+        if existing:
+            value = f"{len(existing):,} keys, {size(sum(existing))}"
+            lines.append(DiagnosticLine(f"keys.{kind}", "Keys", kind, value, OK, note))
+    return lines
+
+
+def servers(connections: Connections) -> Iterator[tuple[str, MasterInfo | Exception]]:
+    """Yield the address of each master, and its settings or the error of reading them.
+
+    Raises a RedisError, OSError or StorageError if the masters can't be found.
+    """
+    for where, connection in _masters(connections):
+        try:
+            server: MasterInfo | Exception = _look(connection)
+        except (redis.RedisError, OSError) as error:
+            server = error
+        yield where, server
 
 
 def _masters(connections: Connections) -> Iterator[tuple[str, Connection]]:
@@ -181,7 +234,7 @@ def _of_server(server: MasterInfo) -> Iterator[Finding]:
     if info is not None and _is_old(info):
         yield _too_old(info)
         return
-    known = {**from_info(info or {}), **(config or {})}
+    known = {**_from_info(info or {}), **(config or {})}
     if info is None:
         yield _unseen("INFO", "its version")
     missing = [name for name in SETTINGS if name not in known]
@@ -201,7 +254,7 @@ def _of_server(server: MasterInfo) -> Iterator[Finding]:
         )
 
 
-def from_info(info: Mapping[str, str]) -> dict[str, str]:
+def _from_info(info: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that INFO contains, too."""
     settings = {}
     if "maxmemory_policy" in info:
@@ -297,55 +350,12 @@ def _unseen(command: str, what: str) -> Finding:
     )
 
 
-SAMPLED_QUEUES = 20
-"""Queues whose keys are measured."""
-UNSEEN = "The Redis user may not run INFO, CONFIG GET or MEMORY USAGE; only this page needs them."
-
-
-def server_lines(connections: Connections) -> list[DiagnosticLine]:
-    """Describe every master. Raises nothing: a line says why one cannot be reached."""
-    lines: list[DiagnosticLine] = []
-    try:
-        for number, (where, server) in enumerate(servers(connections)):
-            suffix = f":{number}" if number else ""
-            if isinstance(server, Exception):
-                reason = in_one_line(server)
-                lines.append(DiagnosticLine(f"server.up{suffix}", where, "Reachable", "no", BAD, reason))
-            else:
-                lines += [line._replace(key=line.key + suffix, group=where) for line in _server_lines(server)]
-    except (redis.RedisError, OSError, StorageError) as error:
-        reason = in_one_line(error)
-        lines.append(DiagnosticLine("server.up", connections.describe(), "Reachable", "no", BAD, reason))
-    return lines
-
-
-def key_lines(queues: Sequence[QueueKeys]) -> Steps[list[DiagnosticLine]]:
-    """Estimate the bytes of some queues by kind of key, each from five samples."""
-    sampled = queues[:SAMPLED_QUEUES]
-    if not sampled:
-        return []
-    called = script("sizes")
-    answers = yield [ScriptCall(called, keys, (), sequence=False) for keys in sampled]
-    note = ""
-    if len(queues) > len(sampled):
-        note = f"Sampled from the first {len(sampled)} of {len(queues):,} queues."
-    lines = []
-    for kind, sizes in zip(called.keys, zip(*answers, strict=True), strict=True):
-        if min(sizes) < 0:
-            return [DiagnosticLine("keys.bytes", "Keys", "Size", "unknown", OK, UNSEEN)]
-        existing = [number for number in sizes if number]
-        if existing:
-            value = f"{len(existing):,} keys, {size(sum(existing))}"
-            lines.append(DiagnosticLine(f"keys.{kind}", "Keys", kind, value, OK, note))
-    return lines
-
-
 def _server_lines(server: MasterInfo) -> Iterator[DiagnosticLine]:
     info = server.info
     if info is None:
         yield DiagnosticLine("server.info", "", "INFO", "not permitted", OK, UNSEEN)
         info = {}
-    known = {**from_info(info), **(server.config or {})}
+    known = {**_from_info(info), **(server.config or {})}
     for key, label, names in INFO_LINES:
         values = [info[name] for name in names if name in info]
         if values:
@@ -366,20 +376,6 @@ def _server_lines(server: MasterInfo) -> Iterator[DiagnosticLine]:
     yield from _fragmentation_lines(info)
     yield from _persistence_lines(info, known)
     yield from _replica_lines(info)
-
-
-INFO_LINES = (
-    ("version", "Version", ("valkey_version",)),
-    ("redis_version", "Redis version", ("redis_version",)),
-    ("uptime", "Uptime, seconds", ("uptime_in_seconds",)),
-    ("memory", "Memory used", ("used_memory_human",)),
-    ("memory_limit", "Memory limit (0B: none)", ("maxmemory_human",)),
-    ("ops", "Commands per second", ("instantaneous_ops_per_sec",)),
-    ("clients", "Clients", ("connected_clients",)),
-    ("scripts", "Cached scripts", ("number_of_cached_scripts",)),
-    ("keys", "Keys", ("db0",)),
-)
-"""(key, label, names in INFO)."""
 
 
 def _fragmentation_lines(info: Mapping[str, str]) -> Iterator[DiagnosticLine]:

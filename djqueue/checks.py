@@ -435,7 +435,7 @@ def _servers() -> Iterator[checks.CheckMessage]:
     if settings is None or _redis_options(settings) is None:
         return
     from .storage.redis.connections import Connections
-    from .storage.redis.health import away, findings
+    from .storage.redis.health import findings, unreachable
 
     try:
         connections = Connections(_upper(settings))
@@ -443,7 +443,7 @@ def _servers() -> Iterator[checks.CheckMessage]:
         if settings.storage_options.get("client") is not None:  # E004 covers the other options.
             yield _wrong_option(error)
     except StorageError as error:
-        yield _message(away(error))
+        yield _message(unreachable(error))
     else:
         try:
             yield from map(_message, findings(connections))

@@ -116,7 +116,7 @@ MUTANTS = (
     ),
     Mutant(
         "unique key is free while its job waits for a retry",
-        LUA + "finish_and_claim.lua",
+        LUA + "outcomes.lua",
         "  b[RUN_AT] = now + data[1]\n",
         "  b[RUN_AT] = now + data[1]\n  release_key(job)\n",
     ),

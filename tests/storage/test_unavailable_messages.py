@@ -7,7 +7,7 @@ import pytest
 import redis
 from django.db import OperationalError
 
-from djqueue.storage.redis.exchange import away
+from djqueue.storage.redis.retries import no_answer
 from djqueue.storage.tables.dberrors import unavailable
 
 REASONS = {
@@ -20,7 +20,7 @@ REASONS = {
 def test_redis_error_has_one_period_before_its_hint(reason: str) -> None:
     server: Any = SimpleNamespace(describe=lambda: "redis localhost:6379/0")
 
-    assert str(away(redis.ConnectionError(reason), server)).endswith(f"answer: {REASONS[reason]}")
+    assert str(no_answer(redis.ConnectionError(reason), server)).endswith(f"answer: {REASONS[reason]}")
 
 
 @pytest.mark.parametrize("reason", [*REASONS, "accepting connections?"])

@@ -1,25 +1,33 @@
-"""The changes that the mirror reads: which jobs have changed, in order, and their current records.
+"""The streams of changes, as the mirror and the event feed read them.
 
-Every script that changes jobs appends their ids to the queue's stream. The mirror reads it through the
-consumer group `mirror`, with one consumer: the next process first gets what the last one did not acknowledge.
-A hash lists the queues that are followed. A queue that is not in it was never followed, or Redis has lost its
+Every script that changes jobs appends their ids and new states to the queue's stream.
+
+The mirror reads which jobs have changed, in order, and their current records. It uses the consumer group
+`mirror`, with one consumer: the next process first gets the entries that the last one did not acknowledge. A
+hash lists the queues that are followed. A queue that is not in it was never followed, or Redis has lost its
 data.
+
+The feed returns each change as an event: see `djqueue.storage.feed` and `lua/events.lua`. A position is the
+last entry that was read, at least in part: its id, its number among all entries ever added, and how many of
+its rows were read (`*` for all). The number shows whether later entries were trimmed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from djqueue.core.errors import StorageError
+from djqueue.core.errors import OptionError, StorageError
 from djqueue.core.job import DeadLetterRecord, JobRecord
 from djqueue.core.policies import GroupLimit, Rate
 from djqueue.core.states import State
+from djqueue.storage.export import Page, page_of
+from djqueue.storage.feed import EventsLostError, Feed, FeedRange, Places
 
 from . import records
 from .connections import Connections
 from .keys import QueueKeys
-from .keyspace import Keyspace, answer
+from .keyspace import Keyspace, answer, scan_part
 from .options import MirrorOptions
-from .records import STATES, pack_text, text, unpack_ids
+from .records import STATES, mapping, pack_text, text, unpack, unpack_ids
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
@@ -35,16 +43,17 @@ SAMPLED = 4
 """Entries from which the changes of all new ones are estimated."""
 RECORDS = 1_000
 """Jobs of one read, which takes Redis about two milliseconds."""
-SCANNED = 1_000
-"""Approximate number of jobs in one part of a scan."""
-EVERY = b"".join(STATES)
-
 T = TypeVar("T")
-
 Mark = bytes
 """The last entry of a queue's stream that was delivered to the mirror; b"" if the stream is not followed.
 Only the reads of the process that copies change it, and only forward; otherwise Redis has lost data.
 """
+COLUMNS = ("offset", "at", "queue", "id", "name", "event")
+EVENTS = {code[0]: state.value for code, state in STATES.items()} | {ord("u"): "updated", ord("r"): "removed"}
+"""Names of events, by the first byte of the new state or the kind of change."""
+ALL = "*"
+ENTRIES = 100
+"""Entries of one read; each may have a thousand rows."""
 
 
 class DataLostError(StorageError):
@@ -131,8 +140,7 @@ class ChangeStream:
         # In this order: a loss of data in between must not look like an obliterated queue.
         [names] = yield [RedisCommand((b"SMEMBERS", self._keyspace.common.key("queues")))]
         [followed] = yield [RedisCommand((b"HGETALL", self._keyspace.common.key("mirror")))]
-        pairs = followed.items() if isinstance(followed, dict) else zip(*[iter(followed)] * 2, strict=True)
-        return sorted(map(text, names)), {text(name): int(since) for name, since in pairs}
+        return sorted(map(text, names)), mapping(followed)
 
     def trust(self, queue: str, since: int) -> None:
         """Record that an existing queue is followed without a break since a time in UTC milliseconds.
@@ -140,15 +148,11 @@ class ChangeStream:
         Jobs enqueued since then that Redis does not know were removed; older ones may have been lost.
         """
         arguments = [pack_text(queue), since]
-        self._keyspace.run(
-            answer(ScriptCall(script("trust"), self._keyspace.common, arguments, sequence=False))
-        )
+        self._keyspace.ask(ScriptCall(script("trust"), self._keyspace.common, arguments, sequence=False))
 
     def forget(self, queue: str) -> None:
         """Record that a queue is not followed."""
-        self._keyspace.run(
-            answer(RedisCommand((b"HDEL", self._keyspace.common.key("mirror"), pack_text(queue))))
-        )
+        self._keyspace.ask(RedisCommand((b"HDEL", self._keyspace.common.key("mirror"), pack_text(queue))))
 
     # The stream.
 
@@ -157,28 +161,28 @@ class ChangeStream:
 
         Raises DataLostError if the queue loses its data while they are read.
         """
-        found = self._read(queue, revision)
-        ids = dict.fromkeys(found.ids)
-        changes = len(found.ids)
-        while found.is_full and changes < ROUND:
-            more = self._read(queue, found.controls.revision, found.entries[-1])
-            if more.status != "go" or more.before != found.after:
+        batch = self._read(queue, revision)
+        ids = dict.fromkeys(batch.ids)
+        changes = len(batch.ids)
+        while batch.is_full and changes < ROUND:
+            more = self._read(queue, batch.controls.revision, batch.entries[-1])
+            if more.status != "go" or more.before != batch.after:
                 raise DataLostError
             changes += len(more.ids)
             ids.update(dict.fromkeys(more.ids))
-            found = found._replace(
-                after=more.after, entries=found.entries + more.entries, is_full=more.is_full
+            batch = batch._replace(
+                after=more.after, entries=batch.entries + more.entries, is_full=more.is_full
             )
-        return found._replace(ids=list(ids))
+        return batch._replace(ids=list(ids))
 
     def _read(self, queue: str, revision: int | None, past: bytes = b"") -> ChangeBatch:
         """Read once, after an entry that was read and not acknowledged."""
         limit = self._entries.get(queue, FIRST_ENTRIES)
         arguments = [limit, b"" if revision is None else revision, past]
         call = ScriptCall(script("changes"), self._keyspace.keys(queue), arguments, sequence=False)
-        status, before, after, overrides, found, *groups = self._keyspace.run(answer(call))
-        changed = [job_id for _, packed in found for job_id in unpack_ids(packed)]
-        entries = [entry for entry, _ in found]
+        status, before, after, overrides, stored, *groups = self._keyspace.ask(call)
+        changed = [job_id for _, packed in stored for job_id in unpack_ids(packed)]
+        entries = [entry for entry, _ in stored]
         is_full = len(entries) == limit
         if len(changed) > CHANGES:
             self._entries[queue] = max(limit // 2, MIN_ENTRIES)
@@ -208,24 +212,24 @@ class ChangeStream:
         """Acknowledge entries, so that they are not read again."""
         key = self._keyspace.keys(queue).key("log")
         for first in range(0, len(entries), ACKNOWLEDGED):
-            some = entries[first : first + ACKNOWLEDGED]
-            self._keyspace.run(answer(RedisCommand((b"XACK", key, b"mirror", *some))))
+            chunk = entries[first : first + ACKNOWLEDGED]
+            self._keyspace.ask(RedisCommand((b"XACK", key, b"mirror", *chunk)))
 
     def follow(self, queue: str) -> ChangePosition:
         """Follow the stream if it is not followed yet; return its end, from which `go_on` may continue."""
         return ChangePosition(*self._keyspace.run(self._follow(queue)))
 
-    def go_on(self, queue: str, place: ChangePosition) -> Mark:
+    def go_on(self, queue: str, position: ChangePosition) -> Mark:
         """Follow the stream from after this position: everything before it was read in another way."""
-        mark: Mark = self._keyspace.run(self._follow(queue, place.entry, place.number))[0]
+        mark: Mark = self._keyspace.run(self._follow(queue, position.entry, position.number))[0]
         return mark
 
     def leave(self, queue: str) -> None:
         """Stop following the stream of a queue that no longer exists."""
-        self._keyspace.run(answer(RedisCommand((b"UNLINK", self._keyspace.keys(queue).key("log")))))
+        self._keyspace.ask(RedisCommand((b"UNLINK", self._keyspace.keys(queue).key("log"))))
 
-    def _follow(self, queue: str, *place: bytes | int) -> Steps[Any]:
-        return answer(ScriptCall(script("follow"), self._keyspace.keys(queue), place, sequence=False))
+    def _follow(self, queue: str, *position: bytes | int) -> Steps[Any]:
+        return answer(ScriptCall(script("follow"), self._keyspace.keys(queue), position, sequence=False))
 
     # The jobs.
 
@@ -234,14 +238,11 @@ class ChangeStream:
 
         Jobs that are added or removed meanwhile may be missed, but are among the changes.
         """
-        cursor = b"0"
-        while True:
-            arguments = [cursor, SCANNED, EVERY, b""]
-            call = ScriptCall(script("scan"), self._keyspace.keys(queue), arguments, sequence=False)
-            [cursor, entries] = self._keyspace.run(answer(call))
-            yield [text(job_id) for job_id in entries[1::2]]
-            if cursor == b"0":
-                return
+        keys, cursor = self._keyspace.keys(queue), b""
+        while cursor != b"0":
+            steps = scan_part(keys, frozenset(State), None, cursor or b"0")
+            cursor, jobs = self._keyspace.run(steps)
+            yield [job_id for _, job_id in jobs]
 
     def records(self, queue: str, ids: Sequence[str], mark: Mark) -> list[JobRecord | None]:
         """Return the current records of jobs. Raises DataLostError if the queue's mark is another one.
@@ -252,22 +253,22 @@ class ChangeStream:
         return self._keyspace.run(self._records(self._keyspace.keys(queue), ids, mark))
 
     def _records(self, keys: QueueKeys, ids: Sequence[str], mark: Mark) -> Steps[list[JobRecord | None]]:
-        found: list[JobRecord | None] = []
+        jobs: list[JobRecord | None] = []
         for first in range(0, len(ids), RECORDS):
-            some = ids[first : first + RECORDS]
-            call = ScriptCall(script("records"), keys, [*map(pack_text, some)], sequence=False)
+            chunk = ids[first : first + RECORDS]
+            call = ScriptCall(script("records"), keys, [*map(pack_text, chunk)], sequence=False)
             [[now, present, blobs, sts, progress, history]] = yield [call]
             if present != mark:
                 raise DataLostError
-            none = [None] * len(some)
+            none = [None] * len(chunk)
             # Only jobs that were claimed have results or log lines, and keys are the larger part of a call.
             results, lines = none.copy(), none.copy()
             begun = [at for at, st in enumerate(sts) if st is not None]
             if begun:
                 done = [at for at in begun if STATES[sts[at][:1]] is State.COMPLETED]
-                logs = [keys.log_lines(some[at]) for at in begun]
+                logs = [keys.log_lines(chunk[at]) for at in begun]
                 if done:
-                    [values] = yield [RedisCommand((b"MGET", *(keys.result(some[at]) for at in done)))]
+                    [values] = yield [RedisCommand((b"MGET", *(keys.result(chunk[at]) for at in done)))]
                     for at, value in zip(done, values, strict=True):
                         results[at] = value
                 [logged] = yield [RedisCommand((b"EXISTS", *logs))]
@@ -276,14 +277,14 @@ class ChangeStream:
                     for at, value in zip(begun, written, strict=True):
                         lines[at] = value
             parts = (blobs, sts, results, progress or none, history or none, lines)
-            found += records.records(keys.queue, some, parts, int(now))
-        return found
+            jobs += records.records(keys.queue, chunk, parts, int(now))
+        return jobs
 
     def dead_letters(self, queue: str, ids: Sequence[str]) -> dict[str, DeadLetterRecord]:
         """Return the dead letters of jobs that have one."""
         words = (b"HMGET", self._keyspace.keys(queue).key("dead_letters"), *map(pack_text, ids))
-        found = self._keyspace.run(answer(RedisCommand(words))) if ids else []
-        pairs = zip(ids, found, strict=True)
+        letters = self._keyspace.ask(RedisCommand(words)) if ids else []
+        pairs = zip(ids, letters, strict=True)
         return {
             job_id: records.dead_letter(queue, job_id, data) for job_id, data in pairs if data is not None
         }
@@ -291,7 +292,186 @@ class ChangeStream:
 
 def _controls(overrides: Sequence[bytes | None], revision: bytes, groups: Any) -> Controls:
     paused, limited, capacity, per, concurrency = overrides
-    rate = Rate(int(capacity), int(per)) if capacity and per else None
-    slots = int(concurrency) if concurrency else None
+    rate, slots = records.unpack_limits(capacity, per, concurrency)
     limits = None if groups is None else records.group_limits(groups)
     return Controls(paused is not None, limited is not None, rate, slots, int(revision), limits)
+
+
+class FeedPosition(NamedTuple):
+    """A position in a stream, as the feed passes it to callers."""
+
+    entry: str
+    number: int
+    rows: int | None
+    """Number of rows read; None for all."""
+
+    def __str__(self) -> str:
+        return f"{self.entry} {self.number} {ALL if self.rows is None else self.rows}"
+
+
+BEGIN = FeedPosition("0-0", 0, None)
+
+
+class FeedEntry(NamedTuple):
+    """An entry of a stream."""
+
+    id: str
+    number: int
+    jobs: list[str]
+    became: bytes
+    names: list[str]
+
+
+class Look(NamedTuple):
+    """Some entries, and the state of the stream."""
+
+    added: int
+    trimmed: int
+    last: str
+    entries: list[FeedEntry]
+    has_jobs: bool
+    """True if a queue without a stream has jobs."""
+
+
+class RedisFeed(Feed):
+    """Events of all queues.
+
+    run, keys, queues: of the storage.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Steps[Any]], Any],
+        keys: Callable[[str], QueueKeys],
+        queues: Callable[[], list[str]],
+    ) -> None:
+        self._run = run
+        self._keys = keys
+        self._queues = queues
+
+    def first(self, queues: tuple[str, ...] | None) -> Places:
+        looks = self._looks(queues)
+        return {queue: str(BEGIN._replace(number=look.trimmed)) for queue, look in looks.items()}
+
+    def last(self, queues: tuple[str, ...] | None) -> Places:
+        return {
+            queue: str(FeedPosition(look.last, look.added, None) if look.added else BEGIN)
+            for queue, look in self._looks(queues).items()
+        }
+
+    def ahead(self, places: Places, until: Places, limit: int) -> Places:
+        reached = {
+            queue: list(self._steps(queue, _place(places.get(queue)), _place(end), limit))
+            for queue, end in until.items()
+        }
+        positions = dict(places)
+        left, streams = limit, len(reached)
+        # Queues with few rows leave the rest of their share to the others.
+        for queue, steps in sorted(reached.items(), key=lambda item: item[1][-1][1] if item[1] else 0):
+            position, rows = _within(steps, -(-left // streams), _place(places.get(queue)))
+            if position is not None:
+                positions[queue] = str(position)
+            left, streams = left - rows, streams - 1
+        return positions
+
+    def _steps(
+        self, queue: str, start: FeedPosition, end: FeedPosition, limit: int
+    ) -> Iterator[tuple[FeedPosition, int]]:
+        """Return the position after each entry up to `end`, with the number of rows up to it."""
+        rows = 0
+        for entry, skipped, upto in self._entries(queue, start, end):
+            rows += upto - skipped
+            yield FeedPosition(entry.id, entry.number, None if upto == len(entry.jobs) else upto), rows
+            if rows >= limit:
+                return
+
+    def read(self, stretch: FeedRange, size: int, *, complete: bool) -> Iterator[Page]:
+        rows: list[tuple[Any, ...]] = []
+        start, end = _place(stretch.start), _place(stretch.end)
+        for entry, skipped, upto in self._entries(stretch.stream, start, end, names=True, complete=complete):
+            at = int(entry.id.partition("-")[0])
+            for row in range(skipped, upto):
+                event = EVENTS[entry.became[row]] if entry.became else None
+                name = entry.names[row] or None
+                offset = f"{entry.id}:{row}"
+                rows.append((offset, at, stretch.stream, entry.jobs[row], name, event))
+            while len(rows) >= size:
+                yield page_of(COLUMNS, rows[:size])
+                del rows[:size]
+        if rows:
+            yield page_of(COLUMNS, rows)
+
+    def _entries(
+        self,
+        queue: str,
+        start: FeedPosition,
+        end: FeedPosition,
+        *,
+        names: bool = False,
+        complete: bool = False,
+    ) -> Iterator[tuple[FeedEntry, int, int]]:
+        """Return the entries between two positions, with the range of their rows."""
+        begin, read = f"({start.entry}", start.number
+        if start.rows is not None:
+            begin, read = start.entry, start.number - 1
+        while True:
+            look = self._look(queue, begin, end.entry, ENTRIES, names=names)
+            is_new = look.added < max(start.number, end.number)  # the queue was obliterated meanwhile
+            if complete and (is_new or (read < look.trimmed and read < end.number)):
+                raise EventsLostError(
+                    f"queue {queue!r}: events were trimmed before they were read: the stream keeps the "
+                    f"last {look.added - look.trimmed} calls (STREAM); set failOnDataLoss=false to "
+                    "continue without them"
+                )
+            read = max(0 if read > look.added else read, look.trimmed)
+            for entry in look.entries:
+                read += 1
+                skipped = start.rows or 0 if entry.id == start.entry else 0
+                upto = end.rows if entry.id == end.entry and end.rows is not None else len(entry.jobs)
+                if upto > skipped:
+                    yield entry._replace(number=read), skipped, upto
+            if len(look.entries) < ENTRIES:
+                return
+            begin = f"({look.entries[-1].id}"
+
+    def _look(self, queue: str, begin: str, end: str, count: int, *, names: bool = False) -> Look:
+        arguments = [begin.encode(), end.encode(), count, b"1" if names else b""]
+        call = ScriptCall(script("events"), self._keys(queue), arguments, sequence=False)
+        added, length, last, stored, has_jobs = self._run(answer(call))
+        entries = [
+            FeedEntry(text(name), 0, unpack_ids(jobs), became, unpack(packed) if packed else [])
+            for name, jobs, became, packed in zip(*[iter(stored)] * 4, strict=True)
+        ]
+        return Look(added, added - length, text(last), entries, has_jobs == 1)
+
+    def _looks(self, queues: tuple[str, ...] | None) -> dict[str, Look]:
+        names = self._queues() if queues is None else queues
+        looks = {queue: self._look(queue, "-", "-", 1) for queue in names}
+        if any(look.has_jobs for look in looks.values()) and not any(look.added for look in looks.values()):
+            raise OptionError(
+                "events: no queue keeps a change stream: set neither MIRROR to False nor STREAM to 0"
+            )
+        return looks
+
+
+def _place(packed: str | None) -> FeedPosition:
+    if not packed:
+        return BEGIN
+    entry, number, rows = packed.split(" ")
+    return FeedPosition(entry, int(number), None if rows == ALL else int(rows))
+
+
+def _within(
+    steps: Sequence[tuple[FeedPosition, int]], limit: int, start: FeedPosition
+) -> tuple[FeedPosition | None, int]:
+    """Return the position after at most so many rows, and their number."""
+    before = 0
+    last: FeedPosition | None = None
+    for position, rows in steps:
+        if rows > limit:
+            taken = start.rows or 0 if position.entry == start.entry else 0
+            return (
+                (last, before) if limit == before else (position._replace(rows=taken + limit - before), limit)
+            )
+        last, before = position, rows
+    return last, before

@@ -1,22 +1,43 @@
-"""Claims and outcomes: one round trip for each queue, with the fast script where it suffices."""
+"""Claims and reports of attempts: one round trip for each queue, with the fast script where it suffices.
 
-from collections.abc import Sequence
+A claim from several queues first looks which of them have jobs. A look is remembered for a moment, to save
+its round trip. That hides no job: a claim that finds fewer jobs than it may take looks again. While there are
+fewer jobs than free slots, a claim goes to the queues where a job has just arrived or ended, and only then
+looks at the others: the round trip of a look would delay the job, or the report of its end.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 from djqueue.core.errors import OptionError
-from djqueue.core.job import Claimed, ClaimRequest, Claims, Finished, Outcome
+from djqueue.core.job import (
+    Claimed,
+    ClaimRequest,
+    Claims,
+    Emission,
+    Finished,
+    Lease,
+    Outcome,
+    ProgressReport,
+    Renewal,
+)
 from djqueue.core.policies import QueuePolicy
 
 from . import records
 from .keys import QueueKeys
 from .keyspace import Keyspace
 from .limits import NOTHING_GRANTED, SERVED, Grant, SharedLimits, permit
-from .looks import Looks, QueueLook
 from .records import pack, pack_text, text
-from .removing import Removing
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
+from .sweeping import Removing
 
+LOOK_FRESH = 0.02
+"""Seconds for which a queue that had no jobs is not looked at while another one has enough."""
+LOOK_SOON = 1
+"""Milliseconds until a claim from queues with wake-ups is followed by a look at all queues."""
 BULK = 1_000
 """Jobs of one call: the script takes a few milliseconds and blocks the server."""
 FAST_PAUSES = {b"full": 20, b"due": 3}
@@ -24,10 +45,40 @@ FAST_PAUSES = {b"full": 20, b"due": 3}
 that were due are no longer delayed at the next call.
 """
 NO_CLAIMS = Claims([], None)
-QueueReply = tuple[bytes, list[Claimed], int | None, int]
-"""Flags of the outcomes, jobs, milliseconds until there may be more, and the weight of the next job if the
-permits did not suffice for it."""
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
+
+
+class ScriptReply(NamedTuple):
+    """A reply of `finish_and_claim.lua` or its fast variant, which has only the first fields."""
+
+    status: bytes
+    """`done`; `again` if the reply to an earlier sending was lost."""
+    flags: bytes
+    """`1` for each outcome that was accepted, otherwise `0`."""
+    last_token: int | bytes
+    """The last token that was used before these claims."""
+    wait: int
+    """Milliseconds until more jobs may be claimable, or -1."""
+    overflow: int
+    """Number of dead letters above the maximum."""
+    claims: Any
+    """Id, record and counters of each job; if `again` only the ids."""
+    now: int | bytes
+    short: int = 0
+    """Weight of the next job, if the permits did not suffice for it."""
+    streamed: Sequence[bytes] = ()
+    """Ids of completed jobs that have sent items."""
+
+
+class QueueResult(NamedTuple):
+    """The result of finishing and claiming in one queue."""
+
+    flags: bytes
+    jobs: list[Claimed]
+    wait: int | None
+    """Milliseconds until there may be more jobs."""
+    short: int = 0
+    """Weight of the next job, if the permits did not suffice for it."""
 
 
 class JobNames(NamedTuple):
@@ -39,12 +90,25 @@ class JobNames(NamedTuple):
     """Each after a NUL, and one at the end."""
 
 
+class QueueLook(NamedTuple):
+    """Which queues had jobs."""
+
+    found: list[str]
+    """Queues with jobs, in rotation."""
+    waits: list[int]
+    """Milliseconds until others may have some."""
+    is_fresh: bool = True
+    """Whether it was made for this claim, so that the other queues need no look after it."""
+    is_complete: bool = True
+    """Whether it leaves no queue to the next claim."""
+
+
 class Claiming:
-    """Claims jobs for workers, and records how their attempts ended."""
+    """Claims jobs for workers, and records how their attempts go on and end."""
 
     def __init__(self, keyspace: Keyspace, limits: SharedLimits, removing: Removing) -> None:
         self._keyspace = keyspace
-        self.looks = Looks(keyspace)
+        self.looks = Looks(keyspace.keys)
         self._limits = limits
         self._removing = removing
         self._short: dict[str, int] = {}
@@ -73,14 +137,14 @@ class Claiming:
         order = [(queue, queue in both) for queue in others]
         order += [(queue, True) for queue in look.found if queue not in both]
         for queue, claims_too in order:
-            mine = positions.pop(queue, ())
+            in_queue = positions.pop(queue, ())
             request = then if claims_too else None
-            for first in range(0, max(1, len(mine)), BULK):
-                some = mine[first : first + BULK]
-                ended = [outcomes[position] for position in some]
-                claims = request if first + BULK >= len(mine) else None
-                flags = yield from self._work(queue, ended, claims, jobs, waits)
-                for position, flag in zip(some, flags, strict=True):
+            for first in range(0, max(1, len(in_queue)), BULK):
+                chunk = in_queue[first : first + BULK]
+                ended = [outcomes[position] for position in chunk]
+                claims = request if first + BULK >= len(in_queue) else None
+                flags = yield from self._finish_in(queue, ended, claims, jobs, waits)
+                for position, flag in zip(chunk, flags, strict=True):
                     accepted[position] = flag == ord("1")
         if then is None:
             return Finished(accepted, NO_CLAIMS)
@@ -89,7 +153,7 @@ class Claiming:
         self.looks.learn(look, is_short=len(jobs) < then.slots and not is_alone(jobs))
         return Finished(accepted, Claims(jobs, min(waits, default=None)))
 
-    def _work(
+    def _finish_in(
         self,
         queue: str,
         outcomes: Sequence[Outcome],
@@ -104,13 +168,13 @@ class Claiming:
             if not outcomes and slots <= 0:
                 return flags
             is_shared = self._keyspace.policy(queue).limiter is not None
-            work = self._finish_in_shared if is_shared else self._finish_in
-            replied, some, wait, _ = yield from work(queue, outcomes, request, slots, others=bool(jobs))
-            flags = flags or replied
-            jobs += some
-            if wait is not None:
-                waits.append(wait)
-            if len(some) < BULK:
+            call = self._call_with_permits if is_shared else self._call
+            result = yield from call(queue, outcomes, request, slots, others=bool(jobs))
+            flags = flags or result.flags
+            jobs += result.jobs
+            if result.wait is not None:
+                waits.append(result.wait)
+            if len(result.jobs) < BULK:
                 return flags
             outcomes = ()
 
@@ -126,7 +190,7 @@ class Claiming:
         look = yield from self._look_at(others)
         yield from self._keyspace.agree_once(look.found)
         for queue in look.found:
-            yield from self._work(queue, (), request, jobs, look.waits)
+            yield from self._finish_in(queue, (), request, jobs, look.waits)
         return look.waits
 
     def _queues(self, request: ClaimRequest) -> Steps[Sequence[str]]:
@@ -155,7 +219,7 @@ class Claiming:
             yield from self._limits.leave(str(self._keyspace.policy(queue).limiter), queue)
         return look
 
-    def _finish_in_shared(
+    def _call_with_permits(
         self,
         queue: str,
         outcomes: Sequence[Outcome],
@@ -163,16 +227,16 @@ class Claiming:
         slots: int,
         *,
         others: bool = False,
-    ) -> Steps[QueueReply]:
+    ) -> Steps[QueueResult]:
         """Finish and claim in a queue with a shared limiter."""
         policy, limits = self._keyspace.policy(queue), self._limits
         assert policy.limiter is not None
         limiter, lease = policy.limiter, policy.lease
         ended = [permit(queue, outcome.token) for outcome in outcomes]
         if slots <= 0:
-            found = yield from self._finish_in(queue, outcomes, request, 0, others=others)
+            result = yield from self._call(queue, outcomes, request, 0, others=others)
             yield from limits.free(limiter, ended)
-            return found
+            return result
         flags = b""
         jobs: list[Claimed] = []
         waits: list[int] = []
@@ -185,22 +249,21 @@ class Claiming:
                 waits.append(grant.wait)
             if not outcomes and not grant.starts:
                 break
-            found = yield from self._finish_in(
+            result = yield from self._call(
                 queue, outcomes, request, grant.starts, grant, others=others or bool(jobs)
             )
-            replied, some, wait, short = found
-            is_over = not short and len(some) < grant.starts
-            yield from limits.settle(limiter, queue, grant, some, lease, is_over=is_over)
-            flags, jobs = flags or replied, jobs + some
-            if wait is not None:
-                waits.append(wait)
+            is_over = not result.short and len(result.jobs) < grant.starts
+            yield from limits.settle(limiter, queue, grant, result.jobs, lease, is_over=is_over)
+            flags, jobs = flags or result.flags, jobs + result.jobs
+            if result.wait is not None:
+                waits.append(result.wait)
             if grant.starts:
-                self._note(queue, short, is_drained=is_over)
-            if not short or len(jobs) >= slots:
+                self._note(queue, result.short, is_drained=is_over)
+            if not result.short or len(jobs) >= slots:
                 break
             # The next job needs more permits than requested.
-            outcomes, ended, least, had = (), [], short, SERVED if jobs else grant.place
-        return flags, jobs, min(waits, default=None), 0
+            outcomes, ended, least, had = (), [], result.short, SERVED if jobs else grant.place
+        return QueueResult(flags, jobs, min(waits, default=None))
 
     def _note(self, queue: str, short: int, *, is_drained: bool) -> None:
         """Remember what a claim found in a queue with a limiter, for the next one."""
@@ -213,7 +276,7 @@ class Claiming:
         else:
             self._drained.discard(queue)
 
-    def _finish_in(
+    def _call(
         self,
         queue: str,
         outcomes: Sequence[Outcome],
@@ -222,15 +285,18 @@ class Claiming:
         grant: Grant = NOTHING_GRANTED,
         *,
         others: bool = False,
-    ) -> Steps[QueueReply]:
+    ) -> Steps[QueueResult]:
+        """Finish and claim in a queue.
+
+        others: whether the claim has jobs of other queues.
+        """
         keys, policy = self._keyspace.keys(queue), self._keyspace.policy(queue)
         slots = min(slots, BULK)
         names = _names(request.names if request is not None else frozenset())
-        worker = pack_text(request.worker) if request is not None else b""
         reply: Any = None
         if self._may_use_fast_script(queue, outcomes):
-            name = pack(request.worker) if request is not None else pack("")
-            heading = [len(outcomes), name, slots, policy.lease, names.listed, _fast_limits(policy)]
+            worker = pack(request.worker if request is not None else "")
+            heading = [len(outcomes), worker, slots, policy.lease, names.listed, _fast_limits(policy)]
             packed, with_result = records.completed_arguments(queue, outcomes)
             results = list(map(keys.result, with_result))
             [[left, reply]] = yield [
@@ -240,27 +306,30 @@ class Claiming:
                 self._fast_pauses[queue] = FAST_PAUSES[reply[0]]
                 reply = None
         if reply is None:
+            worker = pack_text(request.worker) if request is not None else b""
             results = [keys.result(outcome.id) for outcome in outcomes]
             bounded = (b"", b"") if grant.whole is None else (grant.permits, grant.whole)
             arguments = [len(outcomes), worker, slots, *_limits(policy), names.packed, *bounded, int(others)]
             arguments += [int(request is not None and not request.stalled)]
             arguments += records.outcome_arguments(queue, outcomes)
             [[left, reply]] = yield [ScriptCall(script("finish_and_claim"), keys, arguments, results)]
-        word, flags, first, wait, overflow, *more, now = reply
-        short, found, streamed = more if len(more) == 3 else (0, more[0], ())
-        if streamed:
-            items = [keys.items(text(job_id)) for job_id in streamed]
-            yield [ScriptCall(script("settle"), keys, streamed, items)]
-        if word == b"again":
-            if isinstance(found, bytes):  # the ids of all changed jobs, from the fast script
-                found = list(map(pack_text, records.unpack_ids(found)[len(flags) :])) if found else []
-            found = yield from self._claimed_again(keys, found)
-        if overflow:
-            yield from self._removing.bury_oldest(keys, overflow)
+        reply = ScriptReply(*reply)
+        claims = reply.claims
+        if reply.streamed:
+            items = [keys.items(text(job_id)) for job_id in reply.streamed]
+            yield [ScriptCall(script("settle"), keys, reply.streamed, items)]
+        if reply.status == b"again":
+            if isinstance(claims, bytes):  # the ids of all changed jobs, from the fast script
+                claims = (
+                    list(map(pack_text, records.unpack_ids(claims)[len(reply.flags) :])) if claims else []
+                )
+            claims = yield from self._claimed_again(keys, claims)
+        if reply.overflow:
+            yield from self._removing.bury_oldest(keys, reply.overflow)
         if left:
             yield from self._keyspace.deliver(queue)
-        jobs = records.claimed(queue, found, int(first), policy.lease, int(now))
-        return flags, jobs, None if wait < 0 else wait, short
+        jobs = records.claimed(queue, claims, int(reply.last_token), policy.lease, int(reply.now))
+        return QueueResult(reply.flags, jobs, None if reply.wait < 0 else reply.wait, reply.short)
 
     def _may_use_fast_script(self, queue: str, outcomes: Sequence[Outcome]) -> bool:
         """Return whether to try the fast script, which is skipped for a while when it did not suffice."""
@@ -280,18 +349,174 @@ class Claiming:
             RedisCommand((b"HMGET", keys.key("jobs"), *ids)),
             RedisCommand((b"HMGET", keys.key("st"), *ids)),
         ]
-        found: list[Any] = []
+        claims: list[Any] = []
         for job_id, blob, st in zip(ids, blobs, sts, strict=True):
             # A job that is gone keeps its position, which determines its token; its outcome will be rejected.
             body = records.unpack(st[9:]) if st is not None and st[:1] in b"aA" else None
             counters = pack([*body[:3], body[5]]) if body is not None else b""
-            found += (job_id, blob if blob is not None else records.NOTHING, counters)
-        return found
+            claims += (job_id, blob if blob is not None else records.NOTHING, counters)
+        return claims
+
+    def renew(self, leases: Sequence[Lease]) -> Steps[list[Renewal]]:
+        """Renew leases."""
+        renewals = [Renewal(False)] * len(leases)
+        shared: list[tuple[QueuePolicy, list[bytes]]] = []
+        for queue, positions in _by_queue(leases):
+            arguments: list[Any] = [self._keyspace.policy(queue).lease]
+            for position in positions:
+                arguments += (
+                    pack_text(leases[position].id),
+                    records.pack_token(queue, leases[position].token),
+                )
+            [[_, replies]] = yield [ScriptCall(script("renew"), self._keyspace.keys(queue), arguments)]
+            for position, reply in zip(positions, replies, strict=True):
+                renewals[position] = Renewal(reply > 0, reply == 2)
+            if self._keyspace.policy(queue).limiter is not None:
+                permits = [
+                    permit(queue, leases[position].token) for position in positions if renewals[position].held
+                ]
+                shared.append((self._keyspace.policy(queue), permits))
+        for policy, permits in shared:
+            assert policy.limiter is not None
+            yield from self._limits.renew(policy.limiter, policy.lease, permits)
+        return renewals
+
+    def report(self, reports: Sequence[ProgressReport]) -> Steps[list[bool]]:
+        """Record progress and log lines of attempts."""
+        accepted = [False] * len(reports)
+        for queue, positions in _by_queue(reports):
+            keys = self._keyspace.keys(queue)
+            arguments: list[Any] = [self._keyspace.policy(queue).retention.logs.count]
+            for position in positions:
+                report = reports[position]
+                progress = b"" if report.progress is None else records.pack_progress(report.progress)
+                arguments += (
+                    pack_text(report.id),
+                    records.pack_token(queue, report.token),
+                    progress,
+                    len(report.lines),
+                )
+                arguments += [records.pack_line(at, line) for at, line in report.lines]
+            line_keys = [keys.log_lines(reports[position].id) for position in positions]
+            [[_, replies]] = yield [ScriptCall(script("report"), keys, arguments, line_keys)]
+            for position, reply in zip(positions, replies, strict=True):
+                accepted[position] = reply == 1
+        return accepted
+
+    def emit(self, emissions: Sequence[Emission]) -> Steps[list[bool]]:
+        """Store items that attempts send."""
+        accepted = [False] * len(emissions)
+        for queue, positions in _by_queue(emissions):
+            keys = self._keyspace.keys(queue)
+            arguments: list[Any] = []
+            for position in positions:
+                _, job_id, token, start, items = emissions[position]
+                packed = records.pack_token(queue, token)
+                arguments += (pack_text(job_id), packed, start, len(items), *items)
+            item_keys = [keys.items(emissions[position].id) for position in positions]
+            [[_, replies]] = yield [ScriptCall(script("emit"), keys, arguments, item_keys)]
+            for position, reply in zip(positions, replies, strict=True):
+                accepted[position] = reply == 1
+        return accepted
+
+
+class Looks:
+    """Looks for queues with jobs, all in one round trip; a look is used again for a moment."""
+
+    def __init__(self, keys: Callable[[str], QueueKeys]) -> None:
+        self._keys = keys
+        self._rotation = count()
+        self._last: QueueLook | None = None
+        self._of: Sequence[str] = ()
+        """The queues of the last look."""
+        self._at = 0.0
+        """Monotonic time of the last look."""
+        self._woken: set[str] = set()
+        """Queues whose wake-ups came after the last look."""
+        self._is_idle = False
+        """Whether the last claim found fewer jobs than it might have taken, in all queues. Otherwise, queues
+        with new jobs must not be preferred to those with older ones."""
+
+    def note_wake(self, queue: str) -> None:
+        """Note that jobs of a queue may have become claimable. From any thread."""
+        self._woken.add(queue)
+
+    def learn(self, look: QueueLook, *, is_short: bool) -> None:
+        """Note the end of a claim, and whether it found fewer jobs than it might have taken."""
+        self._is_idle = is_short and look.is_complete
+
+    def likely(self, queues: Sequence[str], ended: Sequence[str]) -> QueueLook | None:
+        """Return the queues that are likely to have jobs without a look; None if a look is needed.
+
+        ended: the queues of the outcomes that are reported with the claim.
+        """
+        if not self._is_idle:
+            return None
+        if ended:
+            found = [queue for queue in ended if queue in queues]
+            return QueueLook(found, [], is_fresh=False) if found else None
+        found = [queue for queue in queues if queue in self._woken]
+        # The next claim looks at all queues.
+        self._woken.clear()
+        return QueueLook(found, [LOOK_SOON], is_complete=False) if found else None
+
+    def recent(self, queues: Sequence[str]) -> QueueLook | None:
+        """Return the last look, in the next rotation, if it is recent and found jobs."""
+        passed = time.monotonic() - self._at
+        last = self._last
+        if last is None or not last.found or passed > LOOK_FRESH or self._of != queues:
+            return None
+        waits = [max(0, wait - int(passed * 1_000)) for wait in last.waits]
+        return QueueLook(self._rotated(last.found), waits, is_fresh=False)
+
+    def steps(self, queues: Sequence[str]) -> Steps[QueueLook]:
+        """Look at queues. Most of them are empty most of the time."""
+        order = self._rotated(queues)
+        self._woken.clear()
+        looks = yield [ScriptCall(script("peek"), self._keys(queue), (), sequence=False) for queue in order]
+        found = [queue for queue, look in zip(order, looks, strict=True) if look[0]]
+        return QueueLook(found, [look[1] for look in looks if not look[0] and look[1] >= 0])
+
+    def keep(self, queues: Sequence[str], look: QueueLook) -> None:
+        """Use a look again for the next claims."""
+        # The claim adds to the waits of its own.
+        self._last = look._replace(waits=[*look.waits])
+        self._of, self._at = queues, time.monotonic()
+
+    def forget(self) -> None:
+        """Look again before the next claim."""
+        self._last = None
+
+    def _rotated(self, queues: Sequence[str]) -> list[str]:
+        first = next(self._rotation) % len(queues)
+        return [*queues[first:], *queues[:first]]
 
 
 def is_alone(jobs: Sequence[Claimed]) -> bool:
     """Return whether a claim has a job with a stalled attempt, which is claimed alone."""
     return bool(jobs) and jobs[-1].stalls > 0
+
+
+def _by_queue(entries: Sequence[Any]) -> Iterable[tuple[str, list[int]]]:
+    positions: dict[str, list[int]] = {}
+    for position, entry in enumerate(entries):
+        positions.setdefault(entry.queue, []).append(position)
+    return positions.items()
+
+
+def _limits(policy: QueuePolicy) -> list[Any]:
+    """Return the configuration of a queue for `finish_and_claim.lua`."""
+    dead = policy.dead_letters
+    return [
+        policy.lease,
+        *records.pack_limits(policy.rate, policy.concurrency),
+        records.pack_groups(policy),
+        dead.ttl,
+        dead.auto_retries,
+        records.pack_delay(dead.auto_retry_delay),
+        dead.max_entries,
+        policy.retention.attempts.count,
+    ]
 
 
 def _fast_limits(policy: QueuePolicy) -> str:
@@ -303,30 +528,13 @@ def _fast_limits(policy: QueuePolicy) -> str:
     return "/".join("" if value is None else str(value) for value in (*values, concurrency))
 
 
-def _limits(policy: QueuePolicy) -> list[Any]:
-    """Return the configuration of a queue for `finish_and_claim.lua`."""
-    rate, dead = policy.rate, policy.dead_letters
-    return [
-        policy.lease,
-        rate.capacity if rate is not None else b"",
-        rate.per if rate is not None else b"",
-        policy.concurrency if policy.concurrency is not None else b"",
-        records.pack_groups(policy),
-        dead.ttl,
-        dead.auto_retries,
-        records.pack_delay(dead.auto_retry_delay),
-        dead.max_entries,
-        policy.retention.attempts.count,
-    ]
-
-
 _names_of: dict[frozenset[str], JobNames] = {}
 
 
 def _names(names: frozenset[str]) -> JobNames:
-    found = _names_of.get(names)
-    if found is None:
+    encoded = _names_of.get(names)
+    if encoded is None:
         ordered = sorted(names)
         listed = b"".join(b"\0" + pack_text(name) for name in ordered) + b"\0"
-        found = _names_of[names] = JobNames(pack(ordered), listed)
-    return found
+        encoded = _names_of[names] = JobNames(pack(ordered), listed)
+    return encoded

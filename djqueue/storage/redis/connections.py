@@ -10,8 +10,15 @@ from typing import Any, NamedTuple
 from djqueue.core.threads import after_fork
 
 from . import requirements  # noqa: F401 - before redis-py is imported
-from .clusters import AsyncClusterClient, ClusterClient
-from .endpoints import Address, AsyncClient, Client, Connection, Single
+from .client import (
+    Address,
+    AsyncClient,
+    AsyncClusterClient,
+    Client,
+    ClusterClient,
+    Connection,
+    Single,
+)
 from .failover import FailoverWatch
 from .location import locate
 
@@ -88,20 +95,20 @@ class Connections:
     def for_loop(self) -> AsyncClient:
         """Return the running loop's client. It is closed when `asyncio.run` ends the loop."""
         loop = asyncio.get_running_loop()
-        found = self._of_loops.get(loop)
-        if found is None:
+        of_loop = self._of_loops.get(loop)
+        if of_loop is None:
             client = self._endpoint.async_client()
             self._watch_failovers()
-            found = _OfLoop(client, self._close_at_end(client))
+            of_loop = _OfLoop(client, self._close_at_end(client))
             try:
-                found.ending.__anext__().send(None)  # started, the loop closes it
+                of_loop.ending.__anext__().send(None)  # started, the loop closes it
             except StopIteration:
                 pass
             with self._lock:
                 for ended in [other for other in self._of_loops if other.is_closed()]:
                     del self._of_loops[ended]
-                self._of_loops[loop] = found
-        return found.client
+                self._of_loops[loop] = of_loop
+        return of_loop.client
 
     def dedicated(self, address: Address | None = None) -> Connection:
         """Return a new, unopened connection outside the pools: to the server, the master, or a cluster node.
@@ -126,9 +133,9 @@ class Connections:
         if client is not None:
             for pool in _pools(client):
                 pool.disconnect()
-        for loop, found in of_loops.items():
+        for loop, of_loop in of_loops.items():
             if not loop.is_closed():
-                loop.call_soon_threadsafe(loop.create_task, found.ending.aclose())
+                loop.call_soon_threadsafe(loop.create_task, of_loop.ending.aclose())
 
     def _watch_failovers(self) -> None:
         if self.watch is not None:
@@ -140,8 +147,8 @@ class Connections:
         finally:
             loop = asyncio.get_running_loop()
             with self._lock:
-                found = self._of_loops.get(loop)
-                if found is not None and found.client is client:
+                of_loop = self._of_loops.get(loop)
+                if of_loop is not None and of_loop.client is client:
                     del self._of_loops[loop]
             await _aclose(client)
 

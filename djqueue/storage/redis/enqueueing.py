@@ -18,7 +18,6 @@ from . import records
 from .claiming import BULK
 from .keyspace import Keyspace
 from .records import pack_text, text
-from .removing import all_of_jobs
 from .roundtrips import ScriptCall, Steps
 from .scripts import script
 
@@ -64,15 +63,15 @@ class Enqueueing:
         if len(waves) == 1:
             return (yield from self._enqueue_together(batches, new, bounded))
         # Dependencies come first: no job exists without them, even if this process dies.
-        found: dict[int, list[EnqueueResult]] = {}
+        results: dict[int, list[EnqueueResult]] = {}
         substitutes = flow.Substitutes()
         for wave in waves:
-            some = [substitutes.in_(batches[place]) for place in wave]
-            answers = iter((yield from self._enqueue_together(some, new, bounded)))
-            for place in wave:
-                found[place] = list(islice(answers, len(batches[place].payloads)))
-                substitutes.note(batches[place], found[place])
-        return [answer for place in range(len(batches)) for answer in found[place]]
+            together = [substitutes.in_(batches[position]) for position in wave]
+            next_results = iter((yield from self._enqueue_together(together, new, bounded)))
+            for position in wave:
+                results[position] = list(islice(next_results, len(batches[position].payloads)))
+                substitutes.note(batches[position], results[position])
+        return [result for position in range(len(batches)) for result in results[position]]
 
     def _enqueue_together(
         self, batches: Sequence[Batch], new: set[str], bounded: bool
@@ -88,13 +87,13 @@ class Enqueueing:
 
     def _results(self, parts: Sequence[Part], answers: list[Any]) -> Steps[list[EnqueueResult]]:
         # The queue was obliterated meanwhile: it has to be listed again before it gets jobs.
-        missing = [place for place, answer in enumerate(answers) if answer[1] == b"unlisted"]
+        missing = [position for position, answer in enumerate(answers) if answer[1] == b"unlisted"]
         if missing:
-            calls = [parts[place][1] for place in missing]
+            calls = [parts[position][1] for position in missing]
             yield from self._keyspace.begin({call.queue.queue for call in calls})
             again = yield [call._replace(arguments=[b"1", *call.arguments[1:]]) for call in calls]
-            for place, answer in zip(missing, again, strict=True):
-                answers[place] = answer
+            for position, answer in zip(missing, again, strict=True):
+                answers[position] = answer
         results: list[EnqueueResult] = []
         refused: StorageError | None = None
         for (ids, call), (_, replies) in zip(parts, answers, strict=True):
@@ -142,10 +141,10 @@ class Enqueueing:
             return await self._keyspace.arun(self._results([part], [answer]))
 
     def _check_dependencies(self, keys: Sequence[JobKey]) -> Steps[None]:
-        wanted: dict[str, list[str]] = {}
+        by_queue: dict[str, list[str]] = {}
         for queue, job_id in keys:
-            wanted.setdefault(queue, []).append(job_id)
-        for queue, ids in wanted.items():
+            by_queue.setdefault(queue, []).append(job_id)
+        for queue, ids in by_queue.items():
             for job_id, state in zip(ids, (yield from self._keyspace.states(queue, ids)), strict=True):
                 if state is None:
                     raise OptionError(f"depends_on: queue {queue!r} has no job {job_id!r}")
@@ -172,17 +171,17 @@ class Enqueueing:
         # A batch for a queue with a limit is one call: all of its jobs or none.
         size = max(1, len(ids)) if bounded else BULK
         for first in range(0, len(ids), size):
-            mine = ids[first : first + size]
-            rows: list[Any] = [None] * (2 * len(mine))
+            chunk = ids[first : first + size]
+            rows: list[Any] = [None] * (2 * len(chunk))
             # New ids are ASCII, and encoded with the request.
-            rows[::2] = mine if batch.ids is None else map(pack_text, mine)
+            rows[::2] = chunk if batch.ids is None else map(pack_text, chunk)
             rows[1::2] = [rest + payload for payload in batch.payloads[first : first + size]]
             # New jobs have no leftovers of an earlier job with their id.
-            touched = () if is_new else all_of_jobs(keys, mine)
+            touched = () if is_new else keys.of_jobs(chunk)
             yield (
-                mine,
+                chunk,
                 ScriptCall(
-                    called, keys, heading + rows, touched, replicas=replicas, ids=mine if replicas else ()
+                    called, keys, heading + rows, touched, replicas=replicas, ids=chunk if replicas else ()
                 ),
             )
 

@@ -1,12 +1,12 @@
-"""Requests and replies on a connection, without the layers around it in redis-py.
+"""Requests and replies on connections, without the layers in redis-py that take as long as the call itself.
 
-Those layers take as long as the call itself. A few idle connections are kept here; the others return to the
-pool, for callers that wait for one. In a Cluster the client itself is called, since it knows the nodes.
+redis-py opens the connections, and they stay in its pools. A few idle ones are kept here, since a pool takes
+time; the others return to it, for callers that wait for one. In a Cluster the client itself is called, since
+it knows the nodes.
 """
 
 import asyncio
 import math
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,19 +14,16 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import redis
-from hiredis import pack_command
+from hiredis import Reader, pack_command
 from redis import exceptions as errors
 
-from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.deadlines import CircuitBreaker, Outage, remaining
-from djqueue.core.errors import RestoreInProgressError, StorageError, StorageUnavailableError
-from djqueue.core.messages import in_one_line
+from djqueue.core.deadlines import remaining
 from djqueue.core.threads import after_fork
 
 from .connections import Connections
-from .loopconnection import LoopConnection
-from .refusals import is_refusal, refused
 
+NOTHING = object()
+"""Returned by the reader while a reply is incomplete."""
 AT_HAND = 8
 """Idle connections that are kept here: about the likely number of concurrent callers."""
 WAIT_SHARE = 0.8
@@ -34,14 +31,130 @@ WAIT_SHARE = 0.8
 TO_CONNECT = 3
 """Multiple of TIMEOUT that opening a connection on an event loop may take if the caller has no deadline: each
 step has TIMEOUT, so that a slow server can be used."""
-
 READS = 500
 """Requests that are sent before their replies are read."""
-
 SCRIPT_CALLS = frozenset({b"EVALSHA", b"EVAL"})
 """Commands whose first key follows the script and the number of keys."""
-
 Words = Sequence[Any]
+
+
+class LoopConnection(asyncio.Protocol):
+    """An open connection of redis-py for one caller at a time, on the loop that opened it."""
+
+    def __init__(self, pool: Any, connection: Any) -> None:
+        """Take over the transport of an open connection without unread replies."""
+        self.pool = pool
+        self.connection = connection
+        self._loop = asyncio.get_running_loop()
+        parse_error = connection._parser.parse_error
+        self._reader = Reader(
+            protocolError=errors.InvalidResponse, replyError=parse_error, notEnoughData=NOTHING
+        )
+        self._transport = connection._writer.transport
+        self._stream = self._transport.get_protocol()
+        self._transport.set_protocol(self)
+        self._future: asyncio.Future[list[Any]] | None = None
+        self._replies: list[Any] = []
+        self._count = 0
+        self._seconds = self._until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_open = not self._transport.is_closing()
+
+    async def ask(self, packed: bytes, count: int, seconds: float) -> list[Any]:
+        """Send packed requests and return their replies, which may be redis-py's errors.
+
+        Raises a ConnectionError if the connection is or gets closed, and a TimeoutError of redis-py. After
+        any exception the connection must be closed: a late reply would be read as that of another request.
+        """
+        if not self.is_open:
+            raise redis.ConnectionError("Connection closed by server.")
+        self._count = count
+        self._replies = []
+        future: asyncio.Future[list[Any]] = self._loop.create_future()
+        self._future = future
+        self._seconds = seconds
+        until = self._until = self._loop.time() + seconds
+        timer = self._timer
+        if timer is None or timer.when() > until:
+            if timer is not None:
+                timer.cancel()
+            self._timer = self._loop.call_at(until, self._check)
+        self._transport.write(packed)
+        try:
+            return await future
+        finally:
+            self._future = None
+
+    async def close(self) -> None:
+        """Close the connection, and return it to its pool, which opens it again when it is needed."""
+        self._stop_timer()
+        await self.connection.disconnect(nowait=True)
+        await self.pool.release(self.connection)
+
+    async def give_back(self) -> None:
+        """Return the open connection to its pool."""
+        self._stop_timer()
+        self._transport.set_protocol(self._stream)
+        await self.pool.release(self.connection)
+
+    # Called by the transport.
+
+    def data_received(self, data: bytes) -> None:
+        """Read replies; wake the caller when all are there."""
+        reader, replies = self._reader, self._replies
+        future = self._future
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not NOTHING:
+                replies.append(reply)
+        except errors.RedisError as error:
+            if future is not None and not future.done():
+                future.set_exception(error)
+            return
+        if len(replies) >= self._count and future is not None and not future.done():
+            future.set_result(replies)
+
+    def eof_received(self) -> bool | None:
+        """Note that the server has closed the connection."""
+        self.connection_lost(None)
+        keeps_open: bool | None = self._stream.eof_received()
+        return keeps_open
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail the request in progress."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._stop_timer()
+        future = self._future
+        if future is not None and not future.done():
+            text = str(exc) if exc is not None else "Connection closed by server."
+            future.set_exception(redis.ConnectionError(text))
+        self._stream.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Tell redis-py's writer, as its own protocol does."""
+        self._stream.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Tell redis-py's writer, as its own protocol does."""
+        self._stream.resume_writing()
+
+    def _check(self) -> None:
+        """Fail the request in progress if its time is over. One timer serves many requests."""
+        self._timer = None
+        future = self._future
+        if future is None or future.done():
+            return
+        if self._loop.time() < self._until:
+            self._timer = self._loop.call_at(self._until, self._check)
+        else:
+            future.set_exception(errors.TimeoutError(f"no answer within {self._seconds:.3g} s"))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class Exchange:
@@ -50,6 +163,7 @@ class Exchange:
     def __init__(self, connections: Connections, timeout: float) -> None:
         self._connections = connections
         self._timeout = timeout
+        self._is_cluster = connections.is_cluster
         self._watch = connections.watch
         self._spare: deque[tuple[Any, Any]] = deque()
         """Idle connections of threads, each with its pool."""
@@ -64,10 +178,10 @@ class Exchange:
 
     def ask(self, words: Words) -> Any:
         """Send one request and return its reply."""
-        client: Any = self._connections.sync()
-        if self._connections.is_cluster:
+        if self._is_cluster:
+            client: Any = self._connections.sync()
             return client.execute_command(*words)
-        with self.connection(client) as connection:
+        with self.connection() as connection:
             connection.send_packed_command((pack_command(tuple(words)),), check_health=False)
             return connection.read_response()
 
@@ -77,11 +191,15 @@ class Exchange:
         A reply may be one of redis-py's errors.
         """
         answers: list[Any] = [redis.ConnectionError("no request was sent")] * len(requests)
-        for pool, places in self._by_server(requests):
-            for start in range(0, len(places), READS):
-                some = places[start : start + READS]
+        for pool, positions in self._by_server(requests):
+            for start in range(0, len(positions), READS):
+                some = positions[start : start + READS]
+                packed = b"".join([pack_command(tuple(requests[position])) for position in some])
                 try:
-                    self._ask_some(pool, requests, some, answers)
+                    with self.connection() if pool is None else _node_connection(pool) as connection:
+                        connection.send_packed_command([packed], check_health=False)
+                        for position in some:
+                            answers[position] = _reply(connection)
                 except redis.RedisError as error:
                     answers[some[0]] = error  # like requests without a reply
         return answers
@@ -94,31 +212,26 @@ class Exchange:
 
         patience: seconds to wait for the replicas.
         """
-        client: Any = self._connections.sync()
-        if self._connections.is_cluster:
+        if self._is_cluster:
             by_server = self._by_server([words])
             if not by_server:
                 raise errors.SlotNotCoveredError("no node serves the slot")
-            using = _from(by_server[0][0])
+            using = _node_connection(by_server[0][0])
         else:
-            using = self.connection(client)
+            using = self.connection()
         # A repeated call writes nothing, so the marker is written.
         marker = ("SET", key, b"", "PX", 1)
-        answers: list[Any] = []
         with using as connection:
             # The reply needs the rest of the time once the connection is open. WAIT 0 would never end.
             wait = max(1, int(min(patience, remaining(math.inf) * WAIT_SHARE) * 1_000))
             requests = (words, marker, ("WAIT", replicas, wait))
             packed = b"".join(pack_command(tuple(request)) for request in requests)
             connection.send_packed_command([packed], check_health=False)
-            for _ in requests:
-                try:
-                    answers.append(connection.read_response())
-                except redis.ResponseError as error:
-                    answers.append(error)
+            answers = [_reply(connection) for _ in requests]
         for answer in answers:
             if isinstance(answer, errors.MovedError):
                 # The client learns where the slot is now. The call has a number, so it is applied once.
+                client: Any = self._connections.sync()
                 client.execute_command(*words)
                 raise redis.ConnectionError(str(answer)) from answer
             if isinstance(answer, redis.ResponseError):
@@ -126,36 +239,26 @@ class Exchange:
         return answers[0], answers[2]
 
     def _by_server(self, requests: Sequence[Words]) -> list[tuple[Any, list[int]]]:
-        client: Any = self._connections.sync()
-        if not self._connections.is_cluster:
+        """Return the positions of the requests for each server, with the pool of a cluster's node."""
+        if not self._is_cluster:
             return [(None, list(range(len(requests))))]
-        found: dict[Any, tuple[Any, list[int]]] = {}
-        for place, words in enumerate(requests):
+        client: Any = self._connections.sync()
+        by_node: dict[Any, tuple[Any, list[int]]] = {}
+        for position, words in enumerate(requests):
             try:
                 key = words[3] if words[0] in SCRIPT_CALLS else words[1]
                 node = client.get_node_from_key(key)
             except errors.SlotNotCoveredError:
                 continue
             if node is not None and node.redis_connection is not None:
-                found.setdefault(node.name, (node.redis_connection.connection_pool, []))[1].append(place)
-        return list(found.values())
-
-    def _ask_some(
-        self, pool: Any, requests: Sequence[Words], places: Sequence[int], answers: list[Any]
-    ) -> None:
-        packed = [pack_command(tuple(requests[place])) for place in places]
-        with self.connection() if pool is None else _from(pool) as connection:
-            connection.send_packed_command([b"".join(packed)], check_health=False)
-            for place in places:
-                try:
-                    answers[place] = connection.read_response()
-                except redis.ResponseError as error:
-                    answers[place] = error
+                pool = node.redis_connection.connection_pool
+                by_node.setdefault(node.name, (pool, []))[1].append(position)
+        return list(by_node.values())
 
     @contextmanager
-    def connection(self, client: Any = None) -> Iterator[Any]:
+    def connection(self) -> Iterator[Any]:
         """A connection to the single server for one caller, who reads all replies."""
-        pool, connection = self.take(client)
+        pool, connection = self.take()
         try:
             yield connection
         except redis.ResponseError:
@@ -166,20 +269,16 @@ class Exchange:
             raise
         self.give_back(pool, connection)
 
-    def take(self, client: Any = None) -> tuple[Any, Any]:
+    def take(self) -> tuple[Any, Any]:
         """Take a connection to the single server, with its pool; `give_back` or `drop` it."""
         watch = self._watch
         if watch is not None:
             watch.check()
         try:
-            spare = self._spare.pop()
+            pool, connection = self._spare.pop()
         except IndexError:
-            spare = None
-        if spare is not None:
-            pool, connection = spare
-        else:
-            found: Any = client if client is not None else self._connections.sync()
-            pool = found.connection_pool
+            client: Any = self._connections.sync()
+            pool = client.connection_pool
             connection = pool.get_connection()
         if watch is not None and connection.epoch != watch.epoch:
             try:
@@ -209,7 +308,7 @@ class Exchange:
 
     async def aask(self, words: Words) -> Any:
         """Async version of `ask`, on the connections of this loop."""
-        if self._connections.is_cluster:
+        if self._is_cluster:
             client: Any = self._connections.for_loop()
             return await client.execute_command(*words)
         [answer] = await self._aask_packed(pack_command(tuple(words)), 1)
@@ -272,7 +371,7 @@ class Exchange:
         connection = await pool.get_connection()
         try:
             if watch is not None and connection.epoch != watch.epoch:
-                await connection.disconnect(nowait=True)  # see `connection`
+                await connection.disconnect(nowait=True)  # see `take`
                 await connection.connect()
             return LoopConnection(pool, connection)
         except BaseException:
@@ -340,7 +439,7 @@ class Pipeline:
 
 
 @contextmanager
-def _from(pool: Any) -> Iterator[Any]:
+def _node_connection(pool: Any) -> Iterator[Any]:
     """A connection to a cluster node for one caller, who reads all replies."""
     connection = pool.get_connection()
     try:
@@ -352,131 +451,9 @@ def _from(pool: Any) -> Iterator[Any]:
         pool.release(connection)
 
 
-AWAY = (
-    errors.ConnectionError,
-    errors.TimeoutError,
-    errors.ReadOnlyError,
-    errors.ClusterDownError,
-    errors.MasterDownError,
-    errors.TryAgainError,
-    errors.SlotNotCoveredError,
-)
-"""Errors that may pass in a moment: a failover, a restart, a slot that is moving."""
-ABSENT = (errors.ConnectionError, errors.TimeoutError, errors.ClusterDownError, errors.MasterDownError)
-"""Errors of an unavailable server, after which other calls fail at once."""
-WITHOUT_REPLICAS = "NOREPLICAS"
-TEMPORARY = ("BUSY ", "LOADING", "UNKILLABLE", WITHOUT_REPLICAS)
-"""Prefixes of errors that may pass in a moment."""
-FIRST_WAIT, LAST_WAIT = 0.02, 0.5
-"""Seconds between attempts: the first wait, which doubles, and the longest."""
-
-
-class RetryWindow:
-    """The time in which a call may be repeated, and what its end says about the server."""
-
-    def __init__(
-        self,
-        timeout: float,
-        connections: Connections,
-        breakers: dict[str, CircuitBreaker],
-        name: str,
-        *,
-        counts: bool,
-    ) -> None:
-        self._counts = counts
-        self._until = time.monotonic() + timeout
-        self._wait = FIRST_WAIT
-        self._connections = connections
-        self._breakers = breakers
-        self._name = name
-        self._is_settled = False
-
-    @property
-    def remaining(self) -> float:
-        """Seconds left for the call."""
-        return max(0.0, self._until - time.monotonic())
-
-    def wait(self, error: redis.RedisError) -> float:
-        """Return the seconds until the next attempt. Raises the error for callers if there is none."""
-        if is_refusal(error) or not (isinstance(error, AWAY) or str(error).startswith(TEMPORARY)):
-            self.succeeded()  # the server has replied
-            raise failure(error, self._connections) from error
-        if self._connections.is_single and is_refused(error):
-            # Nothing listens there, and no other server takes over: the next call may try at once.
-            self.succeeded()
-            raise away(error, self._connections) from error
-        if time.monotonic() + self._wait > self._until:
-            unavailable = away(error, self._connections)
-            if isinstance(error, ABSENT):
-                self._failed(str(unavailable))
-            else:
-                self.succeeded()
-            raise unavailable from error
-        wait, self._wait = self._wait, min(2 * self._wait, LAST_WAIT)
-        return wait
-
-    def succeeded(self) -> None:
-        """Note that the server replies."""
-        self._is_settled = True
-        if self._breakers and (breaker := self._breakers.get(self._name)) is not None:
-            breaker.succeeded()
-
-    def gave_up(self, error: BaseException) -> None:
-        """Note that the call has ended without a reply."""
-        if self._is_settled:
-            return
-        if isinstance(error, StorageUnavailableError):
-            self._failed(str(error))  # the nodes of a cluster could not be read
-        elif (breaker := self._breakers.get(self._name)) is not None:
-            breaker.gave_up()
-
-    def judge(self, replies: Sequence[Any]) -> None:
-        """Note what replies say about the server. Raises the error for callers if none can be repeated."""
-        for reply in replies:
-            if isinstance(reply, redis.RedisError) and not isinstance(reply, errors.NoScriptError):
-                time.sleep(self.wait(reply))
-                self.gave_up(reply)
-                return
-        self.succeeded()
-
-    def _failed(self, reason: str) -> None:
-        if self._counts:
-            self._is_settled = True
-            self._breakers.setdefault(self._name, CircuitBreaker()).failed(reason)
-
-
-def is_refused(error: BaseException) -> bool:
-    """Return whether nothing listens at the address of a failed connection."""
-    return isinstance(error.__context__, ConnectionRefusedError | FileNotFoundError)
-
-
-def unavailable_for(outage: Outage) -> str:
-    seconds = max(0, SYSTEM_CLOCK.now() - outage.since) / 1_000
-    return f"{outage.reason} The server has been unavailable for {seconds:.1f} s; retrying soon."
-
-
-def away(error: Exception, connections: Connections) -> StorageUnavailableError:
-    """Return the error for a server that cannot be reached or accepts no writes."""
-    reason = in_one_line(error)
-    if reason.startswith(WITHOUT_REPLICAS):
-        return StorageUnavailableError(
-            f"{connections.describe()} accepts no writes: {reason} The server has fewer replicas than its "
-            "min-replicas-to-write requires."
-        )
-    return StorageUnavailableError(
-        f"{connections.describe()} does not answer: {reason.rstrip('.')}. Is it running?"
-    )
-
-
-def failure(error: redis.RedisError, connections: Connections) -> StorageError:
-    """Return the error for a command that Redis rejects."""
-    reason = in_one_line(error)
-    if reason.startswith("RESTORING"):  # see `request.lua`
-        return RestoreInProgressError()
-    if isinstance(error, errors.OutOfMemoryError):
-        return StorageUnavailableError(
-            f"{connections.describe()} is out of memory: {reason}. Increase maxmemory or free memory."
-        )
-    if is_refusal(error):
-        return refused(connections.describe(), error)
-    return StorageError(f"{connections.describe()}: {reason}")
+def _reply(connection: Any) -> Any:
+    """Return the next reply, which may be an error of the server."""
+    try:
+        return connection.read_response()
+    except redis.ResponseError as error:
+        return error

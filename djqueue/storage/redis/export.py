@@ -67,14 +67,14 @@ class RedisExport(Export):
         names = list(wanted.queues) if wanted.queues is not None else self._queues()
         kind = _hash_of(wanted)
         lengths = self._run(answers([RedisCommand((b"HLEN", self._keys(name).key(kind))) for name in names]))
-        least = max(LEAST, sum(lengths) // many)
-        found: list[ExportPart] = []
+        per_part = max(LEAST, sum(lengths) // many)
+        parts: list[ExportPart] = []
         for name, length in zip(names, lengths, strict=True):
             divisor = 1
-            while divisor < MAX_PARTS and length >= 2 * divisor * least:
+            while divisor < MAX_PARTS and length >= 2 * divisor * per_part:
                 divisor *= 2
-            found += [ExportPart(name, rest, divisor, length // divisor) for rest in range(divisor)]
-        return found
+            parts += [ExportPart(name, rest, divisor, length // divisor) for rest in range(divisor)]
+        return parts
 
     def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
         """Yield pages; the next one is requested while one is used."""
@@ -114,13 +114,13 @@ class RedisExport(Export):
             b"1" if "payload" in wanted.columns else b"",
             b"1" if wanted.table == "attempts" else b"",
         ]
-        [[following, now, found]] = yield [ScriptCall(script("export"), keys, arguments, sequence=False)]
-        each = 3 if wanted.table == "dead" else 4
-        replies = Replies(int(now), *(found[place::each] for place in range(each)))
+        [[following, now, columns]] = yield [ScriptCall(script("export"), keys, arguments, sequence=False)]
+        count = 3 if wanted.table == "dead" else 4
+        replies = Replies(int(now), *(columns[column::count] for column in range(count)))
         results: dict[bytes, bytes | None] = {}
         if wanted.table == "results" and "result" in wanted.columns and replies.ids:
-            places = [keys.result(text(job_id)) for job_id in replies.ids]
-            [values] = yield [RedisCommand((b"MGET", *places))]
+            result_keys = [keys.result(text(job_id)) for job_id in replies.ids]
+            [values] = yield [RedisCommand((b"MGET", *result_keys))]
             results = dict(zip(replies.ids, values, strict=True))
         return following, replies, results
 
@@ -159,20 +159,21 @@ def _page(
     fresh = seen.isdisjoint(replies.ids) and len(set(replies.ids)) == len(replies.ids)
     if not fresh:
         # While a hash grows or shrinks, a scan may repeat some of its fields.
-        places = [
-            place
-            for place, job_id in enumerate(replies.ids)
+        positions = [
+            position
+            for position, job_id in enumerate(replies.ids)
             if job_id not in seen and not seen.add(job_id)  # type: ignore[func-returns-value]
         ]
         replies = Replies(
-            replies.now, *([column[place] for place in places] if column else () for column in replies[1:])
+            replies.now,
+            *([column[position] for position in positions] if column else () for column in replies[1:]),
         )
     seen.update(replies.ids)
     if wanted.table == "jobs":
         return _jobs(queue, replies, payloads="payload" in wanted.columns)
     if wanted.table == "dead":
         return page_of(DEAD_COLUMNS, _dead(wanted, queue, replies))
-    found = [
+    jobs = [
         record
         for job_id, head, st, history in zip(
             replies.ids, replies.heads, replies.states, replies.histories, strict=True
@@ -180,8 +181,8 @@ def _page(
         if (record := _record(queue, job_id, head, st, history, results.get(job_id), replies.now))
     ]
     if wanted.table == "results":
-        return page_of(RESULT_COLUMNS, chain.from_iterable(map(result_rows, found)))
-    rows = chain.from_iterable(map(attempt_rows, found))
+        return page_of(RESULT_COLUMNS, chain.from_iterable(map(result_rows, jobs)))
+    rows = chain.from_iterable(map(attempt_rows, jobs))
     at = ATTEMPT_COLUMNS.index("finished_at")
     return page_of(ATTEMPT_COLUMNS, [row for row in rows if wanted.has_time(row[at])])
 
@@ -195,30 +196,30 @@ def _record(
 
 def _dead(wanted: ExportFilter, queue: str, replies: Replies) -> Iterator[tuple[Any, ...]]:
     for job_id, data, st in zip(replies.ids, replies.heads, replies.states, strict=True):
-        found = records.dead_letter(queue, text(job_id), data)
-        if not wanted.has_time(found.entered_at):
+        letter = records.dead_letter(queue, text(job_id), data)
+        if not wanted.has_time(letter.entered_at):
             continue
         body = _body(st)
         yield (
             queue,
-            found.id,
-            found.name,
-            found.reason,
-            found.entered_at,
-            found.expires_at,
+            letter.id,
+            letter.name,
+            letter.reason,
+            letter.entered_at,
+            letter.expires_at,
             body[0] if body else None,
-            found.retries,
-            found.next_retry_at or None,
-            found.error_type or None,
-            found.error_message or None,
+            letter.retries,
+            letter.next_retry_at or None,
+            letter.error_type or None,
+            letter.error_message or None,
         )
 
 
 def _body(st: bytes) -> Sequence[Any] | None:
     if not st:
         return None
-    found: Sequence[Any] = unpack(st[25:] if st[:1] in ENDED else st[9:])
-    return found
+    body: Sequence[Any] = unpack(st[25:] if st[:1] in ENDED else st[9:])
+    return body
 
 
 NO_ATTEMPT = ("waiting", 0, 0, 0, None, None, None, None, None, None, None)

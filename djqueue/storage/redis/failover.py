@@ -219,9 +219,13 @@ def _run(reference: "weakref.ref[FailoverWatch]", closed: threading.Event, link:
         link.close()
 
 
-def _address(found: Any) -> Address:
+def _address(description: Any) -> Address:
     """Return the address in a sentinel's description: a flat list of names and values, or a mapping."""
-    pairs = found.items() if isinstance(found, Mapping) else zip(found[::2], found[1::2], strict=True)
+    pairs = (
+        description.items()
+        if isinstance(description, Mapping)
+        else zip(description[::2], description[1::2], strict=True)
+    )
     values = {_text(name): value for name, value in pairs}
     return _text(values["ip"]), int(values["port"])
 

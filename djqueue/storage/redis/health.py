@@ -1,25 +1,27 @@
-"""Checks of the servers: whether they can be used, and which settings could lose jobs.
+"""Checks and diagnosis of the servers: their state, and settings that could lose jobs.
 
 Managed servers and access lists may forbid INFO or CONFIG. That is no failure; a finding says what could
 not be checked.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import redis
 
 from djqueue.core.errors import StorageError
-from djqueue.core.messages import in_one_line
-from djqueue.core.overview import Finding
+from djqueue.core.messages import in_one_line, size
+from djqueue.core.overview import BAD, OK, WARN, DiagnosticLine, Finding
 from djqueue.core.policies import QueuePolicy
 
+from .client import IDLE, Connection, is_refusal, spelled
 from .connections import Connections
-from .endpoints import IDLE, Connection, spelled
+from .keys import QueueKeys
 from .options import RedisOptions
-from .refusals import is_refusal
+from .roundtrips import ScriptCall, Steps
+from .scripts import script
 
 OLDEST = {"Redis": (7, 0), "Valkey": (7, 2)}
 SHORTEST_BUSY = 50
@@ -33,6 +35,21 @@ SETTINGS = (
     "busy-reply-threshold",
     "min-replicas-to-write",
 )
+SAMPLED_QUEUES = 20
+"""Queues whose keys are measured."""
+UNSEEN = "The Redis user may not run INFO, CONFIG GET or MEMORY USAGE; only this page needs them."
+INFO_LINES = (
+    ("version", "Version", ("valkey_version",)),
+    ("redis_version", "Redis version", ("redis_version",)),
+    ("uptime", "Uptime, seconds", ("uptime_in_seconds",)),
+    ("memory", "Memory used", ("used_memory_human",)),
+    ("memory_limit", "Memory limit (0B: none)", ("maxmemory_human",)),
+    ("ops", "Commands per second", ("instantaneous_ops_per_sec",)),
+    ("clients", "Clients", ("connected_clients",)),
+    ("scripts", "Cached scripts", ("number_of_cached_scripts",)),
+    ("keys", "Keys", ("db0",)),
+)
+"""(key, label, names in INFO)."""
 
 
 class MasterInfo(NamedTuple):
@@ -46,32 +63,20 @@ class MasterInfo(NamedTuple):
 
 def findings(connections: Connections) -> list[Finding]:
     """Return the findings about every master. Raises nothing."""
-    found: dict[Finding, list[str]] = {}
+    addresses_of: dict[Finding, list[str]] = {}
     try:
         for where, server in servers(connections):
             if isinstance(server, Exception):
-                found.setdefault(away(server), []).append(where)
+                addresses_of.setdefault(unreachable(server), []).append(where)
                 continue
             for finding in _of_server(server):
-                found.setdefault(finding, []).append(where)
+                addresses_of.setdefault(finding, []).append(where)
     except (redis.RedisError, OSError, StorageError) as error:
-        found.setdefault(away(error), []).append(connections.describe())
+        addresses_of.setdefault(unreachable(error), []).append(connections.describe())
     return [
-        finding._replace(text=f"{', '.join(places)}: {finding.text}") for finding, places in found.items()
+        finding._replace(text=f"{', '.join(addresses)}: {finding.text}")
+        for finding, addresses in addresses_of.items()
     ]
-
-
-def servers(connections: Connections) -> Iterator[tuple[str, MasterInfo | Exception]]:
-    """Yield the address of each master, and its settings or the error of reading them.
-
-    Raises a RedisError, OSError or StorageError if the masters can't be found.
-    """
-    for where, connection in _masters(connections):
-        try:
-            server: MasterInfo | Exception = _look(connection)
-        except (redis.RedisError, OSError) as error:
-            server = error
-        yield where, server
 
 
 def lease_findings(options: RedisOptions, policies: Mapping[str, QueuePolicy]) -> list[Finding]:
@@ -93,7 +98,20 @@ def lease_findings(options: RedisOptions, policies: Mapping[str, QueuePolicy]) -
     ]
 
 
-def away(error: Exception) -> Finding:
+def refuse_old(connections: Connections) -> None:
+    """Raise StorageError if a master is known to be too old."""
+    # A server that does not reply raises an error when it is used.
+    with suppress(redis.RedisError, OSError):
+        for where, connection in _masters(connections):
+            info = None
+            with suppress(redis.RedisError, OSError), _opened(connection):
+                info = _info(connection, "server")
+            if info is not None and _is_old(info):
+                finding = _too_old(info)
+                raise StorageError(f"{where}: {finding.text} {finding.hint}")
+
+
+def unreachable(error: Exception) -> Finding:
     """Return the finding about a server that can't be reached."""
     reason = in_one_line(error)
     return Finding(
@@ -106,17 +124,55 @@ def away(error: Exception) -> Finding:
     )
 
 
-def refuse_old(connections: Connections) -> None:
-    """Raise StorageError if a master is known to be too old."""
-    # A server that does not reply raises an error when it is used.
-    with suppress(redis.RedisError, OSError):
-        for where, connection in _masters(connections):
-            info = None
-            with suppress(redis.RedisError, OSError), _opened(connection):
-                info = _info(connection, "server")
-            if info is not None and _is_old(info):
-                finding = _too_old(info)
-                raise StorageError(f"{where}: {finding.text} {finding.hint}")
+def server_lines(connections: Connections) -> list[DiagnosticLine]:
+    """Describe every master. Raises nothing: a line says why one cannot be reached."""
+    lines: list[DiagnosticLine] = []
+    try:
+        for number, (where, server) in enumerate(servers(connections)):
+            suffix = f":{number}" if number else ""
+            if isinstance(server, Exception):
+                reason = in_one_line(server)
+                lines.append(DiagnosticLine(f"server.up{suffix}", where, "Reachable", "no", BAD, reason))
+            else:
+                lines += [line._replace(key=line.key + suffix, group=where) for line in _server_lines(server)]
+    except (redis.RedisError, OSError, StorageError) as error:
+        reason = in_one_line(error)
+        lines.append(DiagnosticLine("server.up", connections.describe(), "Reachable", "no", BAD, reason))
+    return lines
+
+
+def key_lines(queues: Sequence[QueueKeys]) -> Steps[list[DiagnosticLine]]:
+    """Estimate the bytes of some queues by kind of key, each from five samples."""
+    sampled = queues[:SAMPLED_QUEUES]
+    if not sampled:
+        return []
+    called = script("sizes")
+    answers = yield [ScriptCall(called, keys, (), sequence=False) for keys in sampled]
+    note = ""
+    if len(queues) > len(sampled):
+        note = f"Sampled from the first {len(sampled)} of {len(queues):,} queues."
+    lines = []
+    for kind, sizes in zip(called.keys, zip(*answers, strict=True), strict=True):
+        if min(sizes) < 0:
+            return [DiagnosticLine("keys.bytes", "Keys", "Size", "unknown", OK, UNSEEN)]
+        existing = [number for number in sizes if number]
+        if existing:
+            value = f"{len(existing):,} keys, {size(sum(existing))}"
+            lines.append(DiagnosticLine(f"keys.{kind}", "Keys", kind, value, OK, note))
+    return lines
+
+
+def servers(connections: Connections) -> Iterator[tuple[str, MasterInfo | Exception]]:
+    """Yield the address of each master, and its settings or the error of reading them.
+
+    Raises a RedisError, OSError or StorageError if the masters can't be found.
+    """
+    for where, connection in _masters(connections):
+        try:
+            server: MasterInfo | Exception = _look(connection)
+        except (redis.RedisError, OSError) as error:
+            server = error
+        yield where, server
 
 
 def _masters(connections: Connections) -> Iterator[tuple[str, Connection]]:
@@ -178,7 +234,7 @@ def _of_server(server: MasterInfo) -> Iterator[Finding]:
     if info is not None and _is_old(info):
         yield _too_old(info)
         return
-    known = {**from_info(info or {}), **(config or {})}
+    known = {**_from_info(info or {}), **(config or {})}
     if info is None:
         yield _unseen("INFO", "its version")
     missing = [name for name in SETTINGS if name not in known]
@@ -198,14 +254,14 @@ def _of_server(server: MasterInfo) -> Iterator[Finding]:
         )
 
 
-def from_info(info: Mapping[str, str]) -> dict[str, str]:
+def _from_info(info: Mapping[str, str]) -> dict[str, str]:
     """Return the settings that INFO contains, too."""
-    found = {}
+    settings = {}
     if "maxmemory_policy" in info:
-        found["maxmemory-policy"] = info["maxmemory_policy"]
+        settings["maxmemory-policy"] = info["maxmemory_policy"]
     if "aof_enabled" in info:
-        found["appendonly"] = "yes" if info["aof_enabled"] == "1" else "no"
-    return found
+        settings["appendonly"] = "yes" if info["aof_enabled"] == "1" else "no"
+    return settings
 
 
 def _memory(known: Mapping[str, str]) -> Iterator[Finding]:
@@ -292,3 +348,76 @@ def _unseen(command: str, what: str) -> Finding:
         f"the user may not run {command}, so {what} could not be checked.",
         "See the recommended settings in the docs, under Redis.",
     )
+
+
+def _server_lines(server: MasterInfo) -> Iterator[DiagnosticLine]:
+    info = server.info
+    if info is None:
+        yield DiagnosticLine("server.info", "", "INFO", "not permitted", OK, UNSEEN)
+        info = {}
+    known = {**_from_info(info), **(server.config or {})}
+    for key, label, names in INFO_LINES:
+        values = [info[name] for name in names if name in info]
+        if values:
+            yield DiagnosticLine(f"server.{key}", "", label, " ".join(values))
+    if "evicted_keys" in info:
+        evicted = int(info["evicted_keys"])
+        note = "Redis has evicted jobs or results: check maxmemory-policy." if evicted else ""
+        yield DiagnosticLine(
+            "server.evicted", "", "Evicted keys", f"{evicted:,}", BAD if evicted else OK, note
+        )
+    policy = known.get("maxmemory-policy")
+    if policy is None:
+        yield DiagnosticLine("server.policy", "", "maxmemory-policy", "unknown", OK, UNSEEN)
+    else:
+        is_safe = policy == "noeviction"
+        note = "" if is_safe else "Redis deletes jobs when memory is full: set the policy to noeviction."
+        yield DiagnosticLine("server.policy", "", "maxmemory-policy", policy, OK if is_safe else BAD, note)
+    yield from _fragmentation_lines(info)
+    yield from _persistence_lines(info, known)
+    yield from _replica_lines(info)
+
+
+def _fragmentation_lines(info: Mapping[str, str]) -> Iterator[DiagnosticLine]:
+    if "mem_fragmentation_ratio" in info and "used_memory" in info:
+        ratio = float(info["mem_fragmentation_ratio"])
+        # It says nothing about a server that is nearly empty.
+        is_high = ratio > 1.5 and int(info["used_memory"]) > 100_000_000
+        level, note = (
+            (WARN, "Redis holds far more system memory than its data uses.") if is_high else (OK, "")
+        )
+        yield DiagnosticLine("server.fragmentation", "", "Fragmentation ratio", f"{ratio:g}", level, note)
+
+
+def _persistence_lines(info: Mapping[str, str], known: Mapping[str, str]) -> Iterator[DiagnosticLine]:
+    appended = known.get("appendonly")
+    saves = known.get("save")
+    if appended is None:
+        return
+    value = f"appendonly {appended}" + (f", save {saves!r}" if saves is not None else "")
+    is_lost = appended == "no" and saves == ""
+    note = "A restart loses every job." if is_lost else ""
+    yield DiagnosticLine("server.persistence", "", "Persistence", value, WARN if is_lost else OK, note)
+    for name in ("aof_last_write_status", "rdb_last_bgsave_status"):
+        if info.get(name, "ok") != "ok":
+            yield DiagnosticLine(
+                f"server.{name}", "", name, info[name], BAD, "The last write to disk failed."
+            )
+
+
+def _replica_lines(info: Mapping[str, str]) -> Iterator[DiagnosticLine]:
+    count = int(info.get("connected_slaves", "0"))
+    if "connected_slaves" in info:
+        yield DiagnosticLine("server.replicas", "", "Replicas", str(count))
+    offset = int(info.get("master_repl_offset", "0"))
+    for number in range(count):
+        fields = dict(part.split("=", 1) for part in info.get(f"slave{number}", "").split(",") if "=" in part)
+        if "offset" in fields:
+            behind = max(0, offset - int(fields["offset"]))
+            yield DiagnosticLine(
+                f"server.replica_{number}",
+                "",
+                f"Replica {number} lag",
+                size(behind),
+                WARN if behind > 1_000_000 else OK,
+            )

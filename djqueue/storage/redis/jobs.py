@@ -9,12 +9,13 @@ from djqueue.core.policies import KEYED
 from djqueue.core.states import REUSABLE, TERMINAL, State
 from djqueue.storage.facets import Jobs
 
-from . import outbox, records
+from . import records
+from .keys import MOVING_KEYS
 from .keyspace import PAGE, STEP, Keyspace, chunks
 from .records import pack_text, text
-from .removing import Removing
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
+from .sweeping import Removing
 
 
 class RedisJobs(Jobs):
@@ -66,49 +67,51 @@ class RedisJobs(Jobs):
         replies = yield from self._keyspace.on_jobs(
             "retry", queue, ids, heading, step=PAGE if dry_run else STEP
         )
-        unmet = {place: _keys(reply) for place, reply in enumerate(replies) if isinstance(reply, list)}
-        words = ["" if place in unmet else text(reply) for place, reply in enumerate(replies)]
+        unmet = {position: _keys(reply) for position, reply in enumerate(replies) if isinstance(reply, list)}
+        words = ["" if position in unmet else text(reply) for position, reply in enumerate(replies)]
         states = yield from self._states_of({key for keys in unmet.values() for key in keys})
-        again: dict[bytes, list[int]] = {}
-        for place, keys in unmet.items():
-            found = {states[key] for key in keys}
-            is_met = found == {State.COMPLETED}
-            if None in found or State.CANCELLED in found:
-                words[place] = "dependency_gone"
+        by_mode: dict[bytes, list[int]] = {}
+        for position, keys in unmet.items():
+            met = {states[key] for key in keys}
+            is_met = met == {State.COMPLETED}
+            if None in met or State.CANCELLED in met:
+                words[position] = "dependency_gone"
             elif dry_run:
-                words[place] = "retried" if is_met else "blocked_again"
+                words[position] = "retried" if is_met else "blocked_again"
             else:
-                again.setdefault(b"w" if is_met else b"b", []).append(place)
-        for mode, places in again.items():
+                by_mode.setdefault(b"w" if is_met else b"b", []).append(position)
+        for mode, positions in by_mode.items():
             heading[0] = mode
             replies = yield from self._keyspace.on_jobs(
-                "retry", queue, [ids[place] for place in places], heading
+                "retry", queue, [ids[position] for position in positions], heading
             )
-            for place, reply in zip(places, replies, strict=True):
-                words[place] = text(reply)
+            for position, reply in zip(positions, replies, strict=True):
+                words[position] = text(reply)
         return words
 
     def _states_of(self, keys: Iterable[JobKey]) -> Steps[dict[JobKey, State | None]]:
         """Return the states of jobs, following recent moves; None for a job that is gone."""
-        left = {key: key for key in keys}
-        found: dict[JobKey, State | None] = {}
-        while left:
+        current = {key: key for key in keys}
+        states: dict[JobKey, State | None] = {}
+        while current:
             queues: dict[str, list[JobKey]] = {}
-            for key, there in left.items():
-                queues.setdefault(there[0], []).append(key)
+            for key, place_now in current.items():
+                queues.setdefault(place_now[0], []).append(key)
             missing = []
-            for queue, mine in queues.items():
-                states = yield from self._keyspace.states(queue, [left[key][1] for key in mine])
-                found.update(zip(mine, states, strict=True))
-                missing += [key for key in mine if found[key] is None]
-            looks: list[ScriptCall | RedisCommand] = [
-                RedisCommand((b"GET", self._keyspace.keys(left[key][0]).moved(left[key][1])))
+            for queue, keys_in_queue in queues.items():
+                states_in_queue = yield from self._keyspace.states(
+                    queue, [current[key][1] for key in keys_in_queue]
+                )
+                states.update(zip(keys_in_queue, states_in_queue, strict=True))
+                missing += [key for key in keys_in_queue if states[key] is None]
+            calls: list[ScriptCall | RedisCommand] = [
+                RedisCommand((b"GET", self._keyspace.keys(current[key][0]).moved(current[key][1])))
                 for key in missing
             ]
-            targets = (yield looks) if looks else []
+            targets = (yield calls) if calls else []
             moved = zip(missing, targets, strict=True)
-            left = {key: (text(target), key[1]) for key, target in moved if target is not None}
-        return found
+            current = {key: (text(target), key[1]) for key, target in moved if target is not None}
+        return states
 
     def remove(self, queue: str, ids: Sequence[str], *, ended_before: int | None = None) -> list[bool]:
         keys = self._keyspace.keys(queue)
@@ -122,14 +125,13 @@ class RedisJobs(Jobs):
         """Move jobs after a check for obstacles. A job that meets one later goes back."""
         if to == queue:
             raise ValueError(f"the jobs are already in queue {queue!r}; pass a different queue")
-        return [word for some in chunks(ids) for word in self._keyspace.run(self._given(queue, some, to))]
+        return [word for chunk in chunks(ids) for word in self._keyspace.run(self._given(queue, chunk, to))]
 
     def _given(self, queue: str, ids: Sequence[str], to: str) -> Steps[list[str]]:
         heading = [pack_text(to), records.pack_groups(self._keyspace.policy(queue))]
-        given = outbox.keys_of_given
-        looks = yield from self._keyspace.on_jobs("give", queue, ids, [b"look", *heading], given)
+        looks = yield from self._keyspace.on_jobs("give", queue, ids, [b"look", *heading], MOVING_KEYS)
         words = [text(word) for word, *_ in looks]
-        pending = [place for place, word in enumerate(words) if word == "moved"]
+        pending = [position for position, word in enumerate(words) if word == "moved"]
         if pending:
             yield from self._keyspace.agree({to} - self._keyspace.agreed)
         if self._keyspace.policy(to).group_mode == KEYED:
@@ -137,32 +139,34 @@ class RedisJobs(Jobs):
                 "group_needed" if word == "moved" and not look[3] else word
                 for word, look in zip(words, looks, strict=True)
             ]
-            pending = [place for place in pending if words[place] == "moved"]
+            pending = [position for position in pending if words[position] == "moved"]
         if not pending:
             return words
-        moving = [part for place in pending for part in (pack_text(ids[place]), *looks[place][1:3])]
+        moving = [part for position in pending for part in (pack_text(ids[position]), *looks[position][1:3])]
         [[_, rivals]] = yield [ScriptCall(script("rivals"), self._keyspace.keys(to), moving)]
-        for place, rival in zip(pending, rivals, strict=True):
-            words[place] = text(rival) or "moved"
-        moving = [place for place in pending if words[place] == "moved"]
+        for position, rival in zip(pending, rivals, strict=True):
+            words[position] = text(rival) or "moved"
+        moving = [position for position in pending if words[position] == "moved"]
         if not moving:
             return words
         # Its mode and bounds apply from the first job on.
         yield from (
             self._keyspace.list_queues({to}) if to in self._keyspace.agreed else self._keyspace.begin({to})
         )
-        going = [ids[place] for place in moving]
-        replies = yield from self._keyspace.on_jobs("give", queue, going, [b"give", *heading], given)
-        for place, reply in zip(moving, replies, strict=True):
-            words[place] = text(reply)
-        there = yield from self._keyspace.states(to, going)
+        moving_ids = [ids[position] for position in moving]
+        replies = yield from self._keyspace.on_jobs(
+            "give", queue, moving_ids, [b"give", *heading], MOVING_KEYS
+        )
+        for position, reply in zip(moving, replies, strict=True):
+            words[position] = text(reply)
+        states = yield from self._keyspace.states(to, moving_ids)
         yield from self._keyspace.deliver(to)
-        back = yield from self._keyspace.states(queue, going)
-        for place, reply, state, returned in zip(moving, replies, there, back, strict=True):
+        states_back = yield from self._keyspace.states(queue, moving_ids)
+        for position, reply, state, returned in zip(moving, replies, states, states_back, strict=True):
             if reply == b"moved" and returned is not None:
-                is_taken = state not in (None, *REUSABLE) or looks[place][2]
-                words[place] = "duplicate" if is_taken else "unique_key_taken"
-        if any(looks[place][2] for place in moving):
+                is_taken = state not in (None, *REUSABLE) or looks[position][2]
+                words[position] = "duplicate" if is_taken else "unique_key_taken"
+        if any(looks[position][2] for position in moving):
             yield from self._removing.bury_surplus(self._keyspace.keys(to))
         return words
 

@@ -1,9 +1,16 @@
 """Names of keys and channels. All keys of a queue have one hash tag, which keeps them in one slot."""
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 _ESCAPED = {ord("%"): "%25", ord("{"): "%7B", ord("}"): "%7D"}
-RESULT, LOG_LINES, ITEMS, SEQUENCE, GONE = "r", "l", "i", "sequence", "gone"
+RESULT, LOG_LINES, ITEMS, MOVED, SEQUENCE, GONE = "r", "l", "i", "m", "sequence", "gone"
+READ_KEYS, JOB_KEYS, MOVING_KEYS = (
+    RESULT + LOG_LINES,
+    RESULT + LOG_LINES + ITEMS,
+    RESULT + LOG_LINES + ITEMS + MOVED,
+)
+"""Kinds of keys that a job has of its own: to be read, all, and those in the queues that it moves between."""
 
 
 class QueueKeys:
@@ -28,6 +35,11 @@ class QueueKeys:
     def key(self, name: str) -> bytes:
         """Return the key of a name."""
         return self._prefix + name.encode()
+
+    def of_jobs(self, ids: Iterable[str], kinds: str = JOB_KEYS) -> list[bytes]:
+        """Return the keys that jobs have of their own, job by job."""
+        prefixes = [self._prefix + kind.encode() + b":" for kind in kinds]
+        return [prefix + job_id.encode() for job_id in ids for prefix in prefixes]
 
     def result(self, job_id: str) -> bytes:
         """Return the key of a job's result."""

@@ -1,22 +1,30 @@
-"""The queues of one deployment: their keys, policies and listing, and steps shared by operations."""
+"""The queues of one deployment: their keys, policies and names, and steps that operations share."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import msgpack
 
 from djqueue.core.deadlines import within
 from djqueue.core.errors import RestoreInProgressError
 from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
+from djqueue.core.threads import after_fork
 from djqueue.storage.base import T
 
-from . import outbox, records
-from .keys import CommonKeys, QueueKeys, keys_of, limiter_keys_of
-from .namecache import NameCache
+from . import records
+from .keys import MOVING_KEYS, RESULT, CommonKeys, QueueKeys, keys_of, limiter_keys_of
 from .options import RedisOptions
-from .records import STATES, pack_text, text
+from .records import STATE_CODES, STATES, pack_delay, pack_groups, pack_text, text
 from .roundtrips import RedisCommand, Roundtrips, ScriptCall, Steps
 from .scripts import script
 
+FRESH = 5.0
+"""Seconds after which the names are listed again, in case that a message was lost."""
+MESSAGES = 100
+"""Messages of an outbox that are read at a time."""
 PAGE = 1_000
 """Ids or records of one reading call."""
 STEP = 200
@@ -79,6 +87,10 @@ class Keyspace:
         with within(self.options.timeout):
             return self.run(steps)
 
+    def ask(self, call: ScriptCall | RedisCommand) -> Any:
+        """Make one call, and return its reply."""
+        return self.run(answer(call))
+
     def names(self) -> Steps[list[str]]:
         [names] = yield [RedisCommand((b"SMEMBERS", self.common.key("queues")))]
         return sorted(map(text, names))
@@ -93,12 +105,12 @@ class Keyspace:
         return names
 
     def states(self, queue: str, ids: Sequence[str]) -> Steps[list[State | None]]:
-        found: list[State | None] = []
-        for some in chunks(ids):
-            call = ScriptCall(script("states"), self.keys(queue), [*map(pack_text, some)], sequence=False)
+        states: list[State | None] = []
+        for chunk in chunks(ids):
+            call = ScriptCall(script("states"), self.keys(queue), [*map(pack_text, chunk)], sequence=False)
             [codes] = yield [call]
-            found += [STATES.get(code) for code in codes]
-        return found
+            states += [STATES.get(code) for code in codes]
+        return states
 
     def on_jobs(
         self,
@@ -106,22 +118,51 @@ class Keyspace:
         queue: str,
         ids: Sequence[str],
         heading: list[Any],
-        their_keys: Callable[[QueueKeys, Sequence[str]], list[bytes]] | None = None,
+        kinds: str = "",
         step: int = STEP,
     ) -> Steps[list[Any]]:
+        """Run a script on jobs, in bounded steps, and return its reply for each.
+
+        kinds: of the keys that each job has of its own and the script uses.
+        """
         keys = self.keys(queue)
         replies: list[Any] = []
-        for some in chunks(ids, step):
-            arguments = [*heading, *map(pack_text, some)]
-            theirs = their_keys(keys, some) if their_keys is not None else ()
-            [[left, answers]] = yield [ScriptCall(script(name), keys, arguments, theirs)]
+        for chunk in chunks(ids, step):
+            arguments = [*heading, *map(pack_text, chunk)]
+            call = ScriptCall(script(name), keys, arguments, keys.of_jobs(chunk, kinds))
+            [[left, answers]] = yield [call]
             replies += answers
             if left:
                 yield from self.deliver(queue)
         return replies
 
     def deliver(self, queue: str) -> Steps[None]:
-        yield from outbox.deliver(self.keys(queue), self.keys, self.policy, self.list_queues)
+        """Deliver the messages of a queue to others, and those of queues that reply.
+
+        A message is delivered at least once, and applied once. A script writes it, with a number, to the
+        outbox of its own queue, in the same step as the change. Any process that sees it delivers it. The
+        receiving script applies only messages with higher numbers than the last one from that queue; then
+        they are removed from the outbox. Processes may deliver concurrently, and may die between two steps.
+        """
+        waiting = [self.keys(queue)]
+        while waiting:
+            source = waiting.pop()
+            while True:
+                [messages] = yield [RedisCommand((b"LRANGE", source.key("outbox"), 0, MESSAGES - 1))]
+                if not messages:
+                    break
+                for target, arguments in _by_target(messages):
+                    into = self.keys(target or source.queue)
+                    call = _receive(source, into, self.policy(into.queue), arguments)
+                    [[left, is_unlisted]] = yield [call]
+                    if is_unlisted:
+                        yield from self.list_queues({into.queue})
+                    if left and into.queue != source.queue:
+                        waiting.append(into)
+                last, _, _ = _unpacked(messages[-1])
+                [[left, _]] = yield [ScriptCall(script("sent"), source, [last])]
+                if not left:
+                    break
 
     def begin(self, queues: set[str]) -> Steps[None]:
         """List queues that may be new, then check and record their group modes."""
@@ -187,6 +228,57 @@ class Keyspace:
             yield from self.agree(set(queues) - self.agreed)
 
 
+class NameCache:
+    """The names of all queues, kept while messages announce new ones: each claim would list them again."""
+
+    def __init__(self) -> None:
+        self._begin()
+        after_fork(self._begin)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._names: list[str] | None = None
+        self._until = 0.0
+        self._followers = 0
+        self.changes = 0
+        """Number of times that the names may have changed."""
+
+    def follow(self) -> None:
+        """Note that messages about new queues arrive from now on."""
+        with self._lock:
+            self._followers += 1
+            self._drop()
+
+    def unfollow(self) -> None:
+        """Note that a subscriber no longer gets these messages."""
+        with self._lock:
+            self._followers -= 1
+
+    def forget(self) -> None:
+        """Drop the names: there is a new queue, or a message about one may have been missed."""
+        with self._lock:
+            self._drop()
+
+    def get(self) -> list[str] | None:
+        """Return the names; None if they have to be listed."""
+        if self._followers <= 0 or time.monotonic() >= self._until:
+            return None
+        return self._names
+
+    def put(self, names: list[str], changes: int) -> None:
+        """Remember names.
+
+        changes: `changes` before they were listed. If there were more since, a new queue may be missing.
+        """
+        with self._lock:
+            if changes == self.changes:
+                self._names, self._until = names, time.monotonic() + FRESH
+
+    def _drop(self) -> None:
+        self.changes += 1
+        self._names = None
+
+
 def answer(call: ScriptCall | RedisCommand) -> Steps[Any]:
     """Make one call, and return its reply."""
     [reply] = yield [call]
@@ -199,5 +291,75 @@ def answers(calls: list[ScriptCall | RedisCommand]) -> Steps[list[Any]]:
     return list(replies)
 
 
+def scan(
+    keys: QueueKeys, states: frozenset[State], before: int | None = None
+) -> Steps[list[tuple[int, str]]]:
+    """Return enqueue time and id of the jobs of a queue in some states, scanned a part at a time.
+
+    before: only jobs that were enqueued, or have ended, before a time.
+    """
+    created_at: dict[str, int] = {}
+    cursor = b"0"
+    while True:
+        cursor, jobs = yield from scan_part(keys, states, before, cursor)
+        created_at.update((job_id, created) for created, job_id in jobs)
+        if cursor == b"0":
+            return [(created, job_id) for job_id, created in created_at.items()]
+
+
+def scan_part(
+    keys: QueueKeys, states: frozenset[State], before: int | None, cursor: bytes, size: int = PAGE
+) -> Steps[tuple[bytes, list[tuple[int, str]]]]:
+    """Return the next cursor (`0` at the end) and some jobs, some of them perhaps again."""
+    codes = b"".join(STATE_CODES[state] for state in states)
+    arguments = [cursor, size, codes, before if before is not None else b""]
+    [[cursor, entries]] = yield [ScriptCall(script("scan"), keys, arguments, sequence=False)]
+    return cursor, [(int(entries[at]), text(entries[at + 1])) for at in range(0, len(entries), 2)]
+
+
 def chunks(values: Sequence[T], size: int = PAGE) -> Iterable[Sequence[T]]:
     return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def _by_target(messages: list[bytes]) -> Iterator[tuple[str, list[bytes]]]:
+    """Group numbers and messages by target queue ('' for the queue itself), as far as order allows."""
+    by_target: dict[str, list[bytes]] = {}
+    is_asking = False
+    for number, target, what in map(_unpacked, messages):
+        kind = _unpacked(what)[0]
+        if kind == b"moved" or (kind == b"job" and is_asking):
+            # A job arrives after the messages that it sent from here, and before those that announce it.
+            yield from by_target.items()
+            by_target, is_asking = {}, False
+        is_asking = is_asking or kind in (b"await", b"hold")
+        by_target.setdefault(text(target), []).extend((number, what))
+    yield from by_target.items()
+
+
+def _receive(source: QueueKeys, target: QueueKeys, policy: QueuePolicy, messages: list[bytes]) -> ScriptCall:
+    dead = policy.dead_letters
+    arguments = [
+        source.queue,
+        target.queue,
+        pack_groups(policy),
+        dead.ttl,
+        dead.auto_retries,
+        pack_delay(dead.auto_retry_delay),
+    ]
+    theirs: list[bytes] = []
+    what: Any
+    for kind, what, *_ in map(_unpacked, messages[1::2]):
+        if kind == b"job":
+            theirs += target.of_jobs([text(what)], MOVING_KEYS)
+        elif kind == b"await":
+            theirs += (target.result(text(what)), target.moved(text(what)))
+        elif kind == b"fan":
+            theirs.append(target.result(text(what)))
+        elif kind in (b"unbind", b"hold"):
+            theirs += target.of_jobs(map(text, what), RESULT)
+    return ScriptCall(script("receive"), target, [*arguments, *messages], theirs)
+
+
+def _unpacked(packed: bytes) -> list[bytes]:
+    found: list[bytes] = msgpack.unpackb(packed, raw=True)
+    return found

@@ -17,15 +17,17 @@ from djqueue.core.errors import StorageError
 from djqueue.core.job import Claimed
 from djqueue.core.overview import LimiterState
 from djqueue.core.policies import NO_LIMITS, UNSET, LimiterPolicy, Rate, SetConcurrency, SetRate
+from djqueue.storage.facets import Limiters
 
-from ..facets import Limiters
 from .keys import LimiterKeys, QueueKeys, limiter_keys_of
 from .keyspace import Keyspace
-from .records import pack_raw, pack_text, pack_token, text
+from .records import pack_limits, pack_raw, pack_text, pack_token, text
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
-GRACE = 10_000
+LIMIT_FIELDS = (b"capacity", b"per", b"concurrency")
+"""Fields of a limiter's overrides."""
+PERMIT_GRACE = 10_000
 """Milliseconds for which a permit outlives its lease, so that a sweep can end the job and free it."""
 AT_ONCE = 1_000
 """Reports of one call."""
@@ -121,7 +123,7 @@ class SharedLimits:
             job; then the place that it had in line.
         """
         request = os.urandom(12)
-        lasts = lease + 2 * self._timeout + GRACE
+        lasts = lease + 2 * self._timeout + PERMIT_GRACE
         request_words = [pack_text(queue), request, wanted, least, lasts, had]
         reply = yield from self._send(limiter, LimiterMessage(ended=ended), request_words)
         starts, permits, held, whole, wait, place, _ = reply
@@ -151,7 +153,9 @@ class SharedLimits:
         idle = grant.starts - len(jobs)
         self._owe(
             limiter,
-            LimiterMessage(used=[grant.request, idle, is_over, pack_text(queue), lease + GRACE, *names]),
+            LimiterMessage(
+                used=[grant.request, idle, is_over, pack_text(queue), lease + PERMIT_GRACE, *names]
+            ),
         )
         if is_over:
             self.in_line.discard(queue)
@@ -178,7 +182,9 @@ class SharedLimits:
     def renew(self, limiter: str, lease: int, permits: Sequence[bytes]) -> Steps[None]:
         """Report that leases were renewed."""
         for first in range(0, len(permits), AT_ONCE):
-            self._owe(limiter, LimiterMessage(renewed=[lease + GRACE, *permits[first : first + AT_ONCE]]))
+            self._owe(
+                limiter, LimiterMessage(renewed=[lease + PERMIT_GRACE, *permits[first : first + AT_ONCE]])
+            )
         yield from self.pay(limiter)
 
     def pay(self, limiter: str) -> Steps[None]:
@@ -220,7 +226,7 @@ class SharedLimits:
         if (rate, concurrency) == (policy.rate, policy.concurrency):
             yield [RedisCommand((b"DEL", overrides))]
         else:
-            limits = _limits(rate, concurrency)
+            limits = pack_limits(rate, concurrency)
             fields = (b"limited", 1, b"capacity", limits[0], b"per", limits[1], b"concurrency", limits[2])
             yield [RedisCommand((b"HSET", overrides, *fields))]
         yield from self._send(limiter, None, [b""])
@@ -229,21 +235,17 @@ class SharedLimits:
         """Override one of the two limits. The other one keeps its override or configured value."""
         overrides = self._of(limiter).key("overrides")
         policy = self._policies.get(limiter, NO_LIMITS)
-        first = dict(zip(LIMIT_FIELDS, _limits(policy.rate, policy.concurrency), strict=True))
+        first = dict(zip(LIMIT_FIELDS, pack_limits(policy.rate, policy.concurrency), strict=True))
         # The flag comes last: before it, the fields are not read.
         yield [RedisCommand((b"HSETNX", overrides, name, value)) for name, value in first.items()]
         fields: list[Any] = []
         if rate is not UNSET:
-            capacity, per, _ = _limits(rate, None)
+            capacity, per, _ = pack_limits(rate, None)
             fields += (b"capacity", capacity, b"per", per)
         if concurrency is not UNSET:
-            fields += (b"concurrency", _limits(None, concurrency)[2])
+            fields += (b"concurrency", pack_limits(None, concurrency)[2])
         yield [RedisCommand((b"HSET", overrides, *fields, b"limited", 1))]
         yield from self._send(limiter, None, [b""])
-
-    def state(self, limiter: str) -> Steps[LimiterState]:
-        """Return the state of a limiter."""
-        return (yield from self.standing(limiter)).state
 
     def standing(self, limiter: str) -> Steps[LimiterUsage]:
         """Return the state of a limiter, and how long its rate delays the next job."""
@@ -272,7 +274,7 @@ class SharedLimits:
                 [name for entry in entries for name in entry.ended],
             ]
         )
-        arguments = [*_limits(policy.rate, policy.concurrency), sent_now, *request_words]
+        arguments = [*pack_limits(policy.rate, policy.concurrency), sent_now, *request_words]
         try:
             [[_, reply]] = yield [ScriptCall(script("limiter"), self._of(limiter), arguments)]
         except StorageError:
@@ -318,14 +320,6 @@ def permit_of(queue: str, token: bytes) -> bytes:
     return token + pack_text(queue)
 
 
-LIMIT_FIELDS = (b"capacity", b"per", b"concurrency")
-
-
-def _limits(rate: Rate | None, concurrency: int | None) -> list[Any]:
-    capacity, per = (rate.capacity, rate.per) if rate is not None else (b"", b"")
-    return [capacity, per, b"" if concurrency is None else concurrency]
-
-
 class RedisLimiters(Limiters):
     """Changes and state of shared limiters."""
 
@@ -337,4 +331,4 @@ class RedisLimiters(Limiters):
         self._keyspace.run_in_time(self._limits.change(name, rate, concurrency))
 
     def state(self, name: str) -> LimiterState:
-        return self._keyspace.run(self._limits.state(name))
+        return self._keyspace.run(self._limits.standing(name)).state

@@ -22,7 +22,7 @@ from djqueue.core.metrics import (
 from djqueue.core.options import DAY
 
 from .keys import QueueKeys
-from .records import flat, pack, pack_text, text, unpack
+from .records import pack, pack_text, pairs, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
@@ -104,9 +104,8 @@ class Metrics:
             return []
         answers = yield [RedisCommand((b"HGETALL", _all_time(self._keys(queue)))) for queue in names]
         rows: list[Row] = []
-        for queue, found in zip(names, answers, strict=True):
-            parts = flat(found)
-            for field, values in zip(parts[::2], parts[1::2], strict=True):
+        for queue, fields in zip(names, answers, strict=True):
+            for field, values in pairs(fields):
                 start, _, name = field.partition(b"\0")
                 if start == b"0":
                     rows.append((queue, text(name), 0, [int(number) for number in unpack(values)]))
@@ -139,11 +138,11 @@ class Metrics:
         fields: dict[tuple[int, int, str], list[bytes]] = {}
         commands: list[ScriptCall | RedisCommand] = []
         for _, key, starts, name in wanted:
-            place = (starts[0], len(starts), name)
-            if place not in fields:
+            stretch = (starts[0], len(starts), name)
+            if stretch not in fields:
                 behind = b"\0" + pack_text(name) if name else b""
-                fields[place] = [b"%d%b" % (start, behind) for start in starts]
-            commands.append(RedisCommand((b"HMGET", key, *fields[place])))
+                fields[stretch] = [b"%d%b" % (start, behind) for start in starts]
+            commands.append(RedisCommand((b"HMGET", key, *fields[stretch])))
         answers = yield commands
         rows: list[Row] = []
         for (queue, _, starts, name), found in zip(wanted, answers, strict=True):

@@ -120,7 +120,7 @@ def _states(given: Any) -> frozenset[State]:
 
 
 def _keep(given: Any) -> Mapping[State, Keep]:
-    found: dict[State, Keep] = {}
+    bounds_of: dict[State, Keep] = {}
     words = {state.value.upper(): state for state in sorted(TERMINAL)}
     for word, bounds in _items("MIRROR: KEEP", given, words):
         where = f"MIRROR: KEEP: {word}"
@@ -135,8 +135,8 @@ def _keep(given: Any) -> Mapping[State, Keep]:
                 raise ConfigurationError(f"{where}: COUNT: expected a number of rows, got {value!r}")
             else:
                 values["count"] = value
-        found[words[word]] = Keep(**values)
-    return found
+        bounds_of[words[word]] = Keep(**values)
+    return bounds_of
 
 
 def _items(where: str, given: Any, known: Iterable[str]) -> Iterable[tuple[str, Any]]:

@@ -1,287 +1,594 @@
-"""Wake-ups and events: the channels of the queues, and the subscriptions of this process.
+"""Subscriptions to published messages: connections, and the thread that reads them.
 
-Scripts only publish events that are subscribed to: all of a queue, or those of one job. Subscriptions expire,
-so that a process that dies leaves none behind; live processes renew theirs in time.
+Only this thread uses the connections, since two threads can't share an encrypted one. Other threads change
+the wanted channels and wake it up; it then brings its subscriptions in line. After a lost connection it
+does the same, so that there is only one way to subscribe.
 """
 
 import logging
+import selectors
+import socket
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator
+from math import inf
+from time import monotonic
+from typing import Any, Literal, NamedTuple
 
-from djqueue.core.errors import StorageError
-from djqueue.core.job import Batch
+import redis
+from redis.exceptions import (
+    ClusterDownError,
+    MovedError,
+    RedisClusterException,
+    SlotNotCoveredError,
+    TryAgainError,
+)
+
+from djqueue.core.deadlines import remaining
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.messages import in_one_line
 from djqueue.core.threads import after_fork
-from djqueue.storage.base import EventHandler, Unsubscribe
 
-from . import records
+from .client import Address, Connection
 from .connections import Connections
-from .keys import CommonKeys, QueueKeys
-from .listener import Listener
-from .namecache import NameCache
-from .records import pack_text, text
-from .roundtrips import Roundtrips, ScriptCall, Steps
-from .scripts import script
+from .retries import is_refused
 
-SUBSCRIPTION_TTL = 30_000
-"""Milliseconds until a subscription expires."""
-RENEWAL_INTERVAL = 8.0
-"""Seconds after which it is renewed."""
-LINGERS = 60.0
-"""Seconds for which a queue's channel is kept after its last subscriber: most soon subscribe again."""
-ALL = b"*"
-
+QUIET = 10.0
+"""Seconds of silence before a ping, and for its reply."""
+AT_ONCE = 1_000
+"""Replies that are read at a time."""
 logger = logging.getLogger("djqueue.redis")
+FIRST_WAIT, LAST_WAIT = 0.05, 2.0
+"""Seconds between attempts: the first wait, which doubles, and the longest."""
+FAILURES = (redis.RedisError, RedisClusterException, StorageUnavailableError, OSError)
+"""Exceptions of a connection that fails."""
+PASSING = (MovedError, ClusterDownError, TryAgainError)
+"""Temporary errors of a node."""
+CLOSE_TIMEOUT = 10.0
+"""Seconds that closing waits for the thread, which may be connecting."""
 
 
-class Notifications:
-    """The subscriptions of one storage in this process."""
+class News(NamedTuple):
+    """A message of the server about a channel."""
 
-    def __init__(
-        self,
-        connections: Connections,
-        roundtrips: Roundtrips,
-        common: CommonKeys,
-        keys: Callable[[str], QueueKeys],
-        queues: Callable[[], list[str]],
-        names: NameCache,
-        note_wake: Callable[[str], None],
+    what: Literal["message", "subscribed", "lost", "refused"]
+    """`lost`: the server ended the subscription, because another node has the slot now."""
+    channel: bytes
+    detail: Any = None
+    """The message, or the error."""
+
+
+class PubSubConnection:
+    """A connection that one thread writes to and reads from."""
+
+    def __init__(self, connection: Connection, *, sharded: bool) -> None:
+        self._connection: Any = connection
+        self._prefix = "S" if sharded else ""
+        self.channels: set[bytes] = set()
+        """Channels that are subscribed to."""
+        self._asked: deque[tuple[bytes, bytes]] = deque()
+        """(SUBSCRIBE or UNSUBSCRIBE, channel) of requests without a reply."""
+        self._heard_at = monotonic()
+        self._pinged_at = 0.0
+        """When a ping was sent that has no reply yet; 0: none."""
+        self.has_more = False
+        """True if there is something to read even if the socket is empty."""
+
+    def open(self) -> None:
+        """Connect. Raises a RedisError."""
+        self._connection.connect()
+        self._heard_at = monotonic()
+
+    def close(self) -> None:
+        """Disconnect. In a forked child, the parent's connection stays open."""
+        self._connection.disconnect()
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for a selector."""
+        number: int = self._connection._sock.fileno()
+        return number
+
+    def subscribe(self, channels: Collection[bytes]) -> None:
+        """Subscribe to channels. Raises a RedisError."""
+        self.channels.update(channels)
+        self._send(b"SUBSCRIBE", channels)
+
+    def unsubscribe(self, channels: Collection[bytes]) -> None:
+        """Unsubscribe from channels. Raises a RedisError."""
+        self.channels.difference_update(channels)
+        self._send(b"UNSUBSCRIBE", channels)
+
+    def _send(self, operation: bytes, channels: Collection[bytes]) -> None:
+        # One command for each: in a cluster, a command may not name channels of two slots.
+        command = self._prefix + operation.decode()
+        commands = [(command, channel) for channel in channels]
+        self._asked.extend((operation, channel) for channel in channels)
+        self._connection.send_packed_command(self._connection.pack_commands(commands), check_health=False)
+
+    @property
+    def due(self) -> float:
+        """Return when `check` has to be called."""
+        return (self._pinged_at or self._heard_at) + QUIET
+
+    def check(self) -> None:
+        """Check that the server still replies. Raises a RedisError."""
+        if monotonic() < self.due:
+            return
+        if self._pinged_at:
+            raise redis.TimeoutError(f"the server has been silent for {2 * QUIET:g} s")
+        self._pinged_at = monotonic()
+        self._connection.send_command("PING", check_health=False)
+
+    def read(self) -> Iterator[News]:
+        """Yield the messages that have arrived. Raises a RedisError."""
+        for _ in range(AT_ONCE):
+            self.has_more = self._connection.can_read(0)
+            if not self.has_more:
+                return
+            try:
+                reply = self._connection.read_response()
+            except redis.ResponseError as error:
+                news = self._refused(error)
+            else:
+                news = self._message(reply)
+            self._heard_at, self._pinged_at = monotonic(), 0.0
+            if news is not None:
+                yield news
+
+    def _refused(self, error: redis.ResponseError) -> News | None:
+        if not self._asked:
+            raise error
+        operation, channel = self._asked.popleft()
+        if operation == b"UNSUBSCRIBE":
+            return None
+        self.channels.discard(channel)
+        return News("refused", channel, error)
+
+    def _message(self, reply: Any) -> News | None:
+        if not isinstance(reply, list) or len(reply) != 3:
+            return None  # the reply to a ping
+        kind, channel, detail = reply
+        if kind in (b"message", b"smessage"):
+            return News("message", channel, detail)
+        operation = kind.removeprefix(b"s").upper() if self._prefix else kind.upper()
+        if self._asked and self._asked[0] == (operation, channel):
+            self._asked.popleft()
+        elif operation == b"UNSUBSCRIBE":
+            self.channels.discard(channel)
+            return News("lost", channel)
+        if operation == b"UNSUBSCRIBE" or any(asked == channel for _, asked in self._asked):
+            return None  # otherwise a later reply decides
+        return News("subscribed", channel)
+
+
+class Subscriber:
+    """A subscriber of a channel."""
+
+    def __init__(self, callback: Callable[[bytes], None], on_reconnect: Callable[[], None] | None) -> None:
+        self.callback = callback
+        self.on_reconnect = on_reconnect
+        self.settled = threading.Event()
+        """Set when the server has confirmed or refused the subscription."""
+        self.refusal = ""
+        """Why the subscription was refused."""
+        self.gone = False
+        """True if the subscription has ended."""
+
+    @property
+    def is_confirmed(self) -> bool:
+        """True if the server has confirmed the subscription."""
+        return self.settled.is_set() and not self.refusal
+
+    def settle(self, refusal: str = "") -> None:
+        """Record the result of subscribing, once."""
+        if not self.settled.is_set():
+            self.refusal = refusal
+            self.settled.set()
+
+
+class ReconnectBackoff:
+    """When a failed connection is tried again."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+        self._wait = 0.0
+
+    @property
+    def is_fresh(self) -> bool:
+        """True if the last attempt did not fail."""
+        return not self._wait
+
+    def failed(self) -> None:
+        """Wait longer than the last time."""
+        self._wait = min(2 * self._wait, LAST_WAIT) or FIRST_WAIT
+        self.at = monotonic() + self._wait
+
+    def succeeded(self) -> None:
+        """Let the next attempt begin at once."""
+        self.at = self._wait = 0.0
+
+
+class Channel:
+    """A wanted channel. Only the thread uses more than its name and subscribers."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self.subscribers: list[Subscriber] = []
+        self.link: PubSubConnection | None = None
+        """The connection on which it is subscribed."""
+        self.confirmed = False
+        self.was_confirmed = False
+        """True if it was confirmed before, so that messages may have been missed since."""
+        self.home: Address | None = None
+        """The node of a cluster to which another one has redirected."""
+        self.retry = ReconnectBackoff()
+
+
+class PubSubReader:
+    """The thread and its connections. It ends when no channel is wanted any more."""
+
+    def __init__(self, connections: Connections, lock: threading.Lock) -> None:
+        self.channels: dict[bytes, Channel] = {}
+        """Wanted channels by name; changed only with the lock held."""
+        self.over = False
+        """True if the thread no longer reads `channels`; set with the lock held."""
+        self.trouble = ""
+        """The last failure."""
+        self._is_refused = False
+        """True if nothing listens at the only server's address: new subscriptions fail at once."""
+        self._connections = connections
+        self._lock = lock
+        self._links: dict[Address | None, PubSubConnection] = {}
+        """Connections by cluster node; without a cluster, the only one."""
+        self._retries: defaultdict[Address | None, ReconnectBackoff] = defaultdict(ReconnectBackoff)
+        """Backoff by unreachable server; in a cluster, None is the lookup of slots."""
+        self._next_try = inf
+        self._astray = False
+        """True if the client's table of the cluster's slots may be outdated."""
+        self._inbox: deque[tuple[list[Subscriber], bytes | None]] = deque()
+        """Subscribers and messages to deliver; None: messages may have been missed."""
+        self._waker, self._wake_event = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wake_event.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="djqueue-redis-listener", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. A channel must be wanted already."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Let the thread check the wanted channels."""
+        try:
+            self._waker.send(b"!")
+        except OSError:  # the last wake-up is still pending, or the thread has ended
+            pass
+
+    def wait_for(self, subscriber: Subscriber, timeout: float) -> None:
+        """Wait until the server has confirmed or refused a subscription, or the time is over."""
+        if threading.current_thread() is not self._thread:
+            subscriber.settled.wait(timeout)
+            return
+        # In a callback, this thread has to read the reply; messages that arrive meanwhile are kept.
+        until = monotonic() + timeout
+        while not subscriber.settled.is_set() and monotonic() < until:
+            self._subscribe()
+            self._read(until)
+
+    def join(self, timeout: float) -> None:
+        """Wait until the thread has ended, unless called on it."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def disconnect(self) -> None:
+        """Close all sockets; in a forked child, its copies of them."""
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+        self._waker.close()
+        self._wake_event.close()
+
+    def _run(self) -> None:
+        try:
+            while self._is_wanted():
+                try:
+                    self._subscribe()
+                    self._read()
+                    self._deliver()
+                except Exception as error:
+                    logger.exception("The Redis listener failed; reconnecting.")
+                    for address in list(self._links):
+                        self._lose(address, error)
+                    time.sleep(FIRST_WAIT)
+        finally:
+            with self._lock:
+                self.over = True
+            self.disconnect()
+
+    def _is_wanted(self) -> bool:
+        with self._lock:
+            self.over = not self.channels
+            return not self.over
+
+    # Subscribing.
+
+    def _subscribe(self) -> None:
+        """Bring the subscriptions in line with the wanted channels."""
+        with self._lock:
+            wanted = dict(self.channels)
+        for address, link in list(self._links.items()):
+            self._give_back(address, link, wanted)
+        self._next_try = inf
+        by_address: defaultdict[Address | None, list[Channel]] = defaultdict(list)
+        for channel in wanted.values():
+            if channel.link is not None or not self._may_try(channel.retry, self._retries[None]):
+                continue
+            try:
+                by_address[self._home(channel)].append(channel)
+            except SlotNotCoveredError:
+                channel.retry.failed()
+                self._astray = True
+            except FAILURES as error:
+                self._failed(None, error)
+        for address, channels in by_address.items():
+            self._ask(address, channels)
+
+    def _give_back(
+        self, address: Address | None, link: PubSubConnection, wanted: dict[bytes, Channel]
     ) -> None:
-        self._listener = Listener(connections)
-        self._roundtrips = roundtrips
-        self._common = common
-        self._keys = keys
-        self._queues = queues
-        self._names = names
-        self._note_wake = note_wake
+        gone = [name for name in link.channels if name not in wanted or wanted[name].link is not link]
+        if len(gone) == len(link.channels) and self._connections.is_cluster:
+            del self._links[address]
+            link.close()
+        elif gone:
+            try:
+                link.unsubscribe(gone)
+            except FAILURES as error:
+                self._lose(address, error)
+
+    def _home(self, channel: Channel) -> Address | None:
+        """Return the node that has a channel's slot. Raises one of FAILURES."""
+        if not self._connections.is_cluster or channel.home is not None:
+            return channel.home
+        client: Any = self._connections.sync()
+        if self._astray:
+            client.nodes_manager.initialize()
+            self._astray = False
+        node = client.get_node_from_key(channel.name)
+        return node.host, int(node.port)
+
+    def _ask(self, address: Address | None, channels: list[Channel]) -> None:
+        link = self._links.get(address) or self._open(address)
+        if link is None:
+            for channel in channels:
+                channel.home = None
+                if self._is_refused:
+                    for subscriber in channel.subscribers:
+                        subscriber.settle(refusal=self.trouble)
+            return
+        try:
+            link.subscribe([channel.name for channel in channels])
+        except FAILURES as error:
+            self._lose(address, error)
+            return
+        for channel in channels:
+            channel.link = link
+
+    def _open(self, address: Address | None) -> PubSubConnection | None:
+        if not self._may_try(self._retries[address]):
+            return None
+        try:
+            link = PubSubConnection(
+                self._connections.dedicated(address), sharded=self._connections.is_cluster
+            )
+            link.open()
+        except FAILURES as error:
+            self._astray = True
+            self._failed(address, error)
+            return None
+        self._links[address] = link
+        return link
+
+    def _lose(self, address: Address | None, error: Exception) -> None:
+        """Drop a connection; its channels are subscribed to again."""
+        link = self._links.pop(address)
+        link.close()
+        with self._lock:
+            for channel in self.channels.values():
+                if channel.link is link:
+                    channel.link = channel.home = None
+                    channel.confirmed = False
+        self._astray = True
+        self._failed(address, error)
+
+    def _failed(self, address: Address | None, error: BaseException) -> None:
+        retry = self._retries[address]
+        if isinstance(error, StorageUnavailableError):
+            error = error.__cause__ or error  # the outer error does not say where
+        self.trouble = in_one_line(error)
+        self._is_refused = self._connections.is_single and is_refused(error)
+        level = logging.WARNING if retry.is_fresh else logging.DEBUG
+        logger.log(level, "%s: could not subscribe: %s", self._connections.describe(), self.trouble)
+        retry.failed()
+        self._next_try = min(self._next_try, retry.at)
+
+    def _may_try(self, *retries: ReconnectBackoff) -> bool:
+        at = max(retry.at for retry in retries)
+        if at <= monotonic():
+            return True
+        self._next_try = min(self._next_try, at)
+        return False
+
+    # Reading.
+
+    def _read(self, until: float = inf) -> None:
+        """Wait for messages or tasks, and read the messages."""
+        links = list(self._links.items())
+        until = min(until, self._next_try, *(link.due for _, link in links))
+        if any(link.has_more for _, link in links):
+            until = 0
+        with selectors.PollSelector() as selector:
+            selector.register(self._wake_event, selectors.EVENT_READ)
+            for _, link in links:
+                selector.register(link, selectors.EVENT_READ)
+            selector.select(None if until == inf else max(0.0, until - monotonic()))
+        self._drain_wake_ups()
+        for address, link in links:
+            try:
+                for news in link.read():
+                    self._process(address, link, news)
+                link.check()
+            except FAILURES as error:
+                self._lose(address, error)
+
+    def _drain_wake_ups(self) -> None:
+        try:
+            while self._wake_event.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    def _process(self, address: Address | None, link: PubSubConnection, news: News) -> None:
+        with self._lock:
+            channel = self.channels.get(news.channel)
+            if channel is None or channel.link is not link:
+                return  # it is no longer wanted, or subscribed to again
+            if news.what == "message":
+                subscribers = [subscriber for subscriber in channel.subscribers if subscriber.is_confirmed]
+                self._inbox.append((subscribers, news.detail))
+            elif news.what == "subscribed":
+                self._confirmed(address, channel)
+            else:
+                channel.link = None
+                channel.confirmed = False
+                if news.what == "refused":
+                    self._refused(address, channel, news.detail)
+        if news.what == "refused" and not isinstance(news.detail, PASSING):
+            logger.warning("%s: could not subscribe: %s", self._connections.describe(), news.detail)
+
+    def _confirmed(self, address: Address | None, channel: Channel) -> None:
+        if channel.was_confirmed:
+            subscribers = [subscriber for subscriber in channel.subscribers if subscriber.is_confirmed]
+            self._inbox.append((subscribers, None))
+        channel.confirmed = channel.was_confirmed = True
+        channel.retry.succeeded()
+        self._retries.pop(address, None)
+        for subscriber in channel.subscribers:
+            subscriber.settle()
+
+    def _refused(self, address: Address | None, channel: Channel, error: redis.ResponseError) -> None:
+        self.trouble = str(error)
+        channel.retry.failed()
+        if isinstance(error, MovedError):
+            assert address is not None
+            channel.home = (error.host or address[0], error.port)
+        elif not isinstance(error, PASSING):
+            for subscriber in channel.subscribers:
+                subscriber.settle(refusal=self.trouble)
+
+    def _deliver(self) -> None:
+        """Call the subscribers of received messages."""
+        while self._inbox:
+            subscribers, message = self._inbox.popleft()
+            for subscriber in subscribers:
+                if subscriber.gone:
+                    continue
+                try:
+                    if message is not None:
+                        subscriber.callback(message)
+                    elif subscriber.on_reconnect is not None:
+                        subscriber.on_reconnect()
+                except Exception:
+                    logger.exception(
+                        "A subscriber raised an exception; the other subscribers are not affected."
+                    )
+
+
+class Listener:
+    """A subscribing connection (in a cluster, one for each node needed) and the thread that reads it.
+
+    The thread starts with the first subscription and ends with the last one. Exceptions of callbacks are
+    logged. A forked child starts without subscriptions, and so without a thread.
+    """
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._begin()
+        after_fork(self._forget)
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._subscribed: Counter[tuple[str, bytes]] = Counter()
-        """Number of subscribers by queue and subscription."""
-        self._deferred: set[tuple[str, bytes]] = set()
-        """Subscriptions that begin when their jobs are enqueued."""
-        self._kept: dict[str, tuple[Unsubscribe, float]] = {}
-        """Queues whose channels are kept: how to unsubscribe, and the time of the last subscription."""
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        after_fork(self._after_fork)
+        self._reader: PubSubReader | None = None
+
+    def add(
+        self, channel: str, callback: Callable[[bytes], None], on_reconnect: Callable[[], None] | None = None
+    ) -> Callable[[], None]:
+        """Subscribe to a channel, and return the function that ends the subscription.
+
+        `callback` is called with each message on the listener's thread. May be called from anywhere,
+        including callbacks.
+
+        on_reconnect: called on that thread after a reconnect, when messages may have been missed.
+        Raises StorageUnavailableError if the server does not confirm the subscription in time.
+        """
+        name = channel.encode()
+        subscriber = Subscriber(callback, on_reconnect)
+        reader = self._want(name, subscriber)
+
+        def remove() -> None:
+            with self._lock:
+                subscriber.gone = True
+                wanted = reader.channels.get(name)
+                if wanted is None or subscriber not in wanted.subscribers:
+                    return
+                wanted.subscribers.remove(subscriber)
+                if not wanted.subscribers:
+                    del reader.channels[name]
+            reader.wake()
+
+        try:
+            reader.wait_for(subscriber, remaining(self._connections.timeout))
+        except BaseException:
+            remove()
+            raise
+        if not subscriber.is_confirmed:
+            remove()
+            where, why = self._connections.describe(), subscriber.refusal or reader.trouble or "no answer"
+            raise StorageUnavailableError(f"{where}: could not subscribe: {why}")
+        return remove
 
     def close(self) -> None:
         """End all subscriptions."""
-        self._stop.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
-        self._thread = None
-        self._stop = threading.Event()
         with self._lock:
-            self._subscribed.clear()
-            self._deferred.clear()
-            self._kept.clear()
-        self._listener.close()
-
-    def listen(self, queues: list[str] | None, wake: Callable[[], None]) -> Unsubscribe:
-        """Call `wake` when jobs of these queues may be claimable; None: all queues, including new ones."""
-        followed: dict[str, Unsubscribe] = {}
-        lock = threading.Lock()
-        ended = False
-
-        def follow(queue: str) -> None:
-            def woken(_: bytes) -> None:
-                self._note_wake(queue)
-                wake()
-
-            with lock:
-                if ended or queue in followed:
-                    return
-                followed[queue] = self._listener.add(self._keys(queue).wake, woken, wake)
-
-        def unsubscribe() -> None:
-            nonlocal ended
-            with lock:
-                if queues is None and not ended:
-                    self._names.unfollow()
-                ended = True
-                mine = list(followed.values())
-                followed.clear()
-            for one in mine:
-                one()
-
-        if queues is not None:
-            for queue in queues:
-                follow(queue)
-            return unsubscribe
-
-        def appeared(message: bytes) -> None:
-            self._names.forget()
-            # Subscribing waits for a reply that this thread would have to read.
-            threading.Thread(
-                target=self._meet, args=(text(message), follow, wake), name="djqueue-redis-queue", daemon=True
-            ).start()
-
-        def missed() -> None:
-            self._names.forget()
-            threading.Thread(
-                target=self._meet_all, args=(follow, wake), name="djqueue-redis-queues", daemon=True
-            ).start()
-
-        followed[""] = self._listener.add(self._common.new_queues, appeared, missed)
-        self._names.follow()
-        for queue in self._queues():
-            follow(queue)
-        return unsubscribe
-
-    def _meet(self, queue: str, follow: Callable[[str], None], wake: Callable[[], None]) -> None:
-        try:
-            follow(queue)
-        except StorageError:
-            logger.warning(
-                "Could not subscribe to the new queue %r; its jobs will be found at the next poll.",
-                queue,
-                exc_info=True,
-            )
-        wake()
-
-    def _meet_all(self, follow: Callable[[str], None], wake: Callable[[], None]) -> None:
-        try:
-            for queue in self._queues():
-                follow(queue)
-        except StorageError:
-            logger.warning("Could not list new queues; they will be found at the next poll.", exc_info=True)
-        wake()
-
-    def on_worker_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
-        """Call `wake` when commands may wait for a worker."""
-        name = pack_text(worker_id)
-
-        def receive(message: bytes) -> None:
-            if message == name:
-                wake()
-
-        return self._listener.add(self._common.commands, receive, wake)
-
-    def subscribe(
-        self, queue: str, handler: EventHandler, job_id: str | None, *, with_enqueue: bool = False
-    ) -> Unsubscribe:
-        """Call `handler` for each event of a queue, or of one job of it.
-
-        with_enqueue: the call that enqueues the job takes the subscription along, by `take_deferred`.
-        """
-        what = ALL if job_id is None else b"=" + pack_text(job_id)
-        entry = (queue, what)
-
-        def received(message: bytes) -> None:
-            for event in records.events(queue, message):
-                if job_id is None or event.id == job_id:
-                    try:
-                        handler(event)
-                    except Exception:
-                        logger.exception(
-                            "An event handler of queue %r raised an exception; the event will not be "
-                            "delivered again.",
-                            queue,
-                        )
-
-        remove = self._listener.add(self._keys(queue).events, received)
-        self._keep(queue)
-        with self._lock:
-            self._subscribed[entry] += 1
-            if with_enqueue:
-                self._deferred.add(entry)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._renew_subscriptions,
-                    args=(self._stop,),
-                    name="djqueue-redis-events",
-                    daemon=True,
-                )
-                self._thread.start()
-        if not with_enqueue:
-            self._roundtrips.run(self._watch(queue, [what]))
-        ended = False
-
-        def unsubscribe() -> None:
-            nonlocal ended
-            with self._lock:
-                if ended:
-                    return
-                ended = True
-                self._deferred.discard(entry)
-                self._subscribed[entry] -= 1
-                if self._subscribed[entry] <= 0:
-                    del self._subscribed[entry]
-            remove()
-
-        return unsubscribe
-
-    def take_deferred(self, batches: Sequence[Batch]) -> list[ScriptCall]:
-        """Return the calls that begin the subscriptions to jobs that are now enqueued."""
-        if not self._deferred:
-            return []
-        calls = []
-        for batch in batches:
-            for job_id in batch.ids or ():
-                entry = (batch.queue, b"=" + pack_text(job_id))
-                with self._lock:
-                    if entry not in self._deferred:
-                        continue
-                    self._deferred.discard(entry)
-                calls.append(self._watching(batch.queue, [entry[1]]))
-        return calls
-
-    def _keep(self, queue: str) -> None:
-        """Keep a queue's channel: connecting for each short wait would take longer than most waits."""
-        with self._lock:
-            kept = self._kept.get(queue)
-            if kept is not None:
-                self._kept[queue] = kept[0], time.monotonic()
+            reader, self._reader = self._reader, None
+            if reader is None:
                 return
-        remove = self._listener.add(self._keys(queue).events, _nothing)
+            for channel in reader.channels.values():
+                for subscriber in channel.subscribers:
+                    subscriber.gone = True
+                    subscriber.settle(refusal="the listener has been closed")
+            reader.channels.clear()
+        reader.wake()
+        reader.join(CLOSE_TIMEOUT)
+
+    def _want(self, name: bytes, subscriber: Subscriber) -> PubSubReader:
         with self._lock:
-            first = self._kept.setdefault(queue, (remove, time.monotonic()))
-        if first[0] is not remove:
-            remove()
+            reader = self._reader
+            if reader is None or reader.over:
+                reader = PubSubReader(self._connections, self._lock)
+                reader.channels[name] = Channel(name)
+                reader.start()
+                self._reader = reader
+            channel = reader.channels.setdefault(name, Channel(name))
+            channel.subscribers.append(subscriber)
+            if channel.confirmed:
+                subscriber.settle()
+        reader.wake()
+        return reader
 
-    def _drop_idle(self) -> None:
-        until = time.monotonic() - LINGERS
-        with self._lock:
-            idle = [queue for queue, (_, used) in self._kept.items() if used < until]
-            removed = [self._kept.pop(queue)[0] for queue in idle]
-        for remove in removed:
-            remove()
-
-    def _watch(self, queue: str, what: list[bytes]) -> Steps[None]:
-        yield [self._watching(queue, what)]
-
-    def _watching(self, queue: str, what: list[bytes]) -> ScriptCall:
-        return ScriptCall(script("watch"), self._keys(queue), [SUBSCRIPTION_TTL, *what], sequence=False)
-
-    def _renew_subscriptions(self, stop: threading.Event) -> None:
-        while not stop.wait(RENEWAL_INTERVAL):
-            self._drop_idle()
-            with self._lock:
-                subscriptions: dict[str, list[bytes]] = {}
-                for queue, what in self._subscribed:
-                    subscriptions.setdefault(queue, []).append(what)
-                if not subscriptions and not self._kept:
-                    self._thread = None
-                    return
-            for queue, wanted in subscriptions.items():
-                try:
-                    self._roundtrips.run(self._watch(queue, wanted))
-                except StorageError as error:
-                    logger.warning(
-                        "Could not renew the subscription to queue %r; events may be missed: %s", queue, error
-                    )
-
-    def _after_fork(self) -> None:
-        # The thread and its subscriptions belong to the parent.
-        self._lock = threading.Lock()
-        self._thread = None
-        self._subscribed = Counter()
-        self._deferred = set()
-        self._kept = {}
-
-
-def _nothing(_: bytes) -> None:
-    """Ignore a message."""
+    def _forget(self) -> None:
+        """Drop the parent's thread and connections in a forked child."""
+        reader = self._reader
+        self._begin()
+        if reader is not None:
+            reader.disconnect()

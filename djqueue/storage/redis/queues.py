@@ -13,13 +13,13 @@ from djqueue.storage.facets import Queues
 
 from . import records
 from .keys import QueueKeys
-from .keyspace import STEP, Keyspace, answer
+from .keyspace import STEP, Keyspace, scan, scan_part
 from .limits import SharedLimits
 from .metrics import Metrics
 from .records import pack_text
-from .removing import Removing, Scanning
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
+from .sweeping import Removing
 
 
 class RedisQueues(Queues):
@@ -29,13 +29,11 @@ class RedisQueues(Queues):
         self,
         keyspace: Keyspace,
         removing: Removing,
-        scanning: Scanning,
         limits: SharedLimits,
         metrics: Metrics,
     ) -> None:
         self._keyspace = keyspace
         self._removing = removing
-        self._scanning = scanning
         self._limits = limits
         self._metrics = metrics
         self._ids = IdSource()
@@ -53,9 +51,7 @@ class RedisQueues(Queues):
 
     def is_paused(self, queue: str) -> bool:
         return bool(
-            self._keyspace.run(
-                answer(RedisCommand((b"HEXISTS", self._keyspace.keys(queue).key("meta"), b"paused")))
-            )
+            self._keyspace.ask(RedisCommand((b"HEXISTS", self._keyspace.keys(queue).key("meta"), b"paused")))
         )
 
     def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
@@ -63,9 +59,8 @@ class RedisQueues(Queues):
         given = [int(rate is not UNSET), int(concurrency is not UNSET)]
         rate = policy.rate if rate is UNSET else rate
         concurrency = policy.concurrency if concurrency is UNSET else concurrency
-        capacity, per = (rate.capacity, rate.per) if rate is not None else (b"", b"")
-        limit = concurrency if concurrency is not None else b""
-        self._keyspace.run_in_time(self._control(queue, "limit", capacity, per, limit, *given))
+        limits = records.pack_limits(rate, concurrency)
+        self._keyspace.run_in_time(self._control(queue, "limit", *limits, *given))
 
     def set_group_limit(self, queue: str, group: str | None, **overrides: Unpack[GroupWords]) -> None:
         self._keyspace.run(self._group(queue, "limit", group, records.group_words(overrides)))
@@ -80,7 +75,7 @@ class RedisQueues(Queues):
 
     def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
         return records.group_limits(
-            self._keyspace.run(answer(RedisCommand((b"HGETALL", self._keyspace.keys(queue).key("groups")))))
+            self._keyspace.ask(RedisCommand((b"HGETALL", self._keyspace.keys(queue).key("groups"))))
         )
 
     def _group(
@@ -116,15 +111,15 @@ class RedisQueues(Queues):
         removed = 0
         if State.BLOCKED in states:
             # Dependents go first: otherwise they would end with their dependencies, and stay.
-            [some] = yield [RedisCommand((b"HEXISTS", keys.key("count"), b"b"))]
-            found = (yield from self._scanning.jobs(keys, frozenset({State.BLOCKED}), before)) if some else []
-            newest_first = [job_id for _, job_id in sorted(found, reverse=True)]
+            [has_blocked] = yield [RedisCommand((b"HEXISTS", keys.key("count"), b"b"))]
+            jobs = (yield from scan(keys, frozenset({State.BLOCKED}), before)) if has_blocked else []
+            newest_first = [job_id for _, job_id in sorted(jobs, reverse=True)]
             removed = yield from self._clean_these(keys, newest_first, before, states, limit)
         cursor = b"0"
         while limit is None or removed < limit:
-            cursor, found = yield from self._scanning.part(keys, states, before, cursor)
+            cursor, jobs = yield from scan_part(keys, states, before, cursor)
             left = None if limit is None else limit - removed
-            ids = [job_id for _, job_id in found]
+            ids = [job_id for _, job_id in jobs]
             removed += yield from self._clean_these(keys, ids, before, states, left)
             if cursor == b"0":
                 break
@@ -136,8 +131,8 @@ class RedisQueues(Queues):
         removed = 0
         while ids and (limit is None or removed < limit):
             size = STEP if limit is None else min(STEP, limit - removed)
-            some, ids = ids[:size], ids[size:]
-            removed += sum((yield from self._removing.removed(keys, some, "clean", before, states)))
+            chunk, ids = ids[:size], ids[size:]
+            removed += sum((yield from self._removing.removed(keys, chunk, "clean", before, states)))
         return removed
 
     def obliterate(self, queue: str, *, force: bool = False) -> int:

@@ -90,15 +90,14 @@ def text(value: bytes) -> str:
     return value.decode("utf-8", "surrogatepass")
 
 
-def flat(pairs: Any) -> list[Any]:
-    """Return names and values in turn. A client may have turned the reply into a dict."""
-    return [part for pair in pairs.items() for part in pair] if isinstance(pairs, dict) else list(pairs)
+def pairs(reply: Any) -> Iterable[tuple[bytes, Any]]:
+    """Return the names and values of a hash. A client may have turned the reply into a dict."""
+    return reply.items() if isinstance(reply, dict) else zip(*[iter(reply)] * 2, strict=True)
 
 
-def mapping(pairs: Any) -> dict[str, int]:
+def mapping(reply: Any) -> dict[str, int]:
     """Return counters by name."""
-    parts = flat(pairs)
-    return {text(parts[at]): int(parts[at + 1]) for at in range(0, len(parts), 2)}
+    return {text(name): int(number) for name, number in pairs(reply)}
 
 
 def pack(value: Any) -> bytes:
@@ -449,11 +448,23 @@ def events(queue: str, message: bytes) -> Iterable[Event]:
         yield Event(queue, job_id, name, event, State(state), at, *count)
 
 
+def pack_limits(rate: Rate | None, concurrency: int | None) -> list[int | bytes]:
+    """Return capacity, per and concurrency, b"" for none."""
+    capacity, per = (b"", b"") if rate is None else (rate.capacity, rate.per)
+    return [capacity, per, b"" if concurrency is None else concurrency]
+
+
+def unpack_limits(
+    capacity: bytes | None, per: bytes | None, concurrency: bytes | None
+) -> tuple[Rate | None, int | None]:
+    """Decode the rate and the concurrency that are set on a queue or limiter."""
+    rate = Rate(int(capacity), int(per)) if capacity and per else None
+    return rate, int(concurrency) if concurrency else None
+
+
 def group_limits(found: Any) -> dict[str | None, GroupLimit]:
     """Decode the overrides of groups, by group; None is the key of the defaults for all."""
-    # A client may have turned the reply into a dict.
-    pairs = found.items() if isinstance(found, dict) else zip(*[iter(found)] * 2, strict=True)
-    return {text(group) or None: group_limit(overrides) for group, overrides in pairs}
+    return {text(group) or None: group_limit(overrides) for group, overrides in pairs(found)}
 
 
 def group_limit(data: bytes) -> GroupLimit:

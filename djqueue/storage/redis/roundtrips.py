@@ -10,9 +10,9 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import redis
 from redis import exceptions as errors
@@ -23,16 +23,18 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Incident
 from djqueue.core.threads import after_fork
 
-from .calls import RedisCommand as RedisCommand
-from .calls import ScriptCall as ScriptCall
-from .calls import has_sequence, is_replicated, named, only_reads, whole
 from .connections import Connections
-from .exchange import Exchange, Pipeline, RetryWindow, unavailable_for
+from .exchange import Exchange, Pipeline
+from .keys import QueueKeys
 from .records import NUMBER, incident
+from .retries import RetryWindow, unavailable_for
 from .scripts import Script
 
+READS = frozenset({b"GET", b"HGET", b"HMGET"})
+"""Read commands that are sent together; the key is their first argument."""
+NAMED_IDS = 20
+"""Maximum number of job ids that an error names."""
 T = TypeVar("T")
-
 COUNTED = 0.9
 """Minimum share of TIMEOUT that a failed call must have had to count against the server."""
 REPLICATION_SHARE = 0.8
@@ -41,8 +43,29 @@ IN_FLIGHT = 2
 """Concurrent calls of one bulk operation."""
 REPEATABLE = 45.0
 """Seconds after a request in which it may be repeated: scripts remember replies for a minute."""
-
 logger = logging.getLogger("djqueue.redis")
+
+
+class ScriptCall(NamedTuple):
+    """A call of a script. A script without a request sequence only reads, or may be repeated."""
+
+    script: Script
+    queue: QueueKeys
+    arguments: Sequence[Any]
+    """The script's own arguments."""
+    keys: Sequence[bytes] = ()
+    """Keys after those that the script declares."""
+    sequence: bool = True
+    replicas: int = 0
+    """Number of replicas that must confirm its changes."""
+    ids: Sequence[str] = ()
+    """Ids of the enqueued jobs, if replicas must confirm them: the ids may be generated."""
+
+
+class RedisCommand(NamedTuple):
+    """A Redis command that only reads, or may be repeated."""
+
+    words: tuple[Any, ...]
 
 
 Steps = Generator[list[ScriptCall | RedisCommand], list[Any], T]
@@ -57,6 +80,16 @@ class RequestSequence:
     def __init__(self, name: bytes) -> None:
         self.name = name
         self.number = 0
+
+
+class SentCall(NamedTuple):
+    """A call of a pipeline whose reply was not received yet."""
+
+    call: ScriptCall | RedisCommand
+    sequence: RequestSequence | None
+    words: list[Any]
+    at: float
+    """Monotonic time at which it was sent."""
 
 
 class Roundtrips:
@@ -82,7 +115,8 @@ class Roundtrips:
         self._timeout = timeout
         self._clock = clock
         self._stream = b"%d" % stream
-        self.publish = b"SPUBLISH" if connections.is_cluster else b"PUBLISH"
+        self._is_cluster = connections.is_cluster
+        self.publish = b"SPUBLISH" if self._is_cluster else b"PUBLISH"
         self._sequences: deque[RequestSequence] = deque()
         self._prefix = os.urandom(8).hex().encode()
         self._made = count(1)
@@ -100,8 +134,8 @@ class Roundtrips:
     @property
     def outage(self) -> Outage | None:
         """The longest current outage of a server; None if all respond."""
-        found = [breaker.outage for breaker in list(self._breakers.values())]
-        return min((outage for outage in found if outage is not None), default=None)
+        outages = [breaker.outage for breaker in list(self._breakers.values())]
+        return min((outage for outage in outages if outage is not None), default=None)
 
     def run(self, steps: Steps[T]) -> T:
         """Run an operation on this thread."""
@@ -156,98 +190,107 @@ class Roundtrips:
                 self._report([incident(call.queue.queue, found) for found in answer.pop()])
 
     def _answers(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
-        if any(map(is_replicated, calls)):
-            return [self._replicated(call) if is_replicated(call) else self._one(call) for call in calls]
-        if len(calls) < 2:
+        if len(calls) < 2 or any(map(_is_replicated, calls)):
             return [self._one(call) for call in calls]
-        is_cluster = self._connections.is_cluster
-        only_read = all(map(only_reads, calls))
-        if isinstance(calls[0], RedisCommand) and (not is_cluster or (only_read and len(calls) > 2)):
+        only_read = all(map(_only_reads, calls))
+        if isinstance(calls[0], RedisCommand) and (not self._is_cluster or (only_read and len(calls) > 2)):
             return self._together(calls)
-        if len(calls) < 3 or (is_cluster and not only_read):
+        if len(calls) < 3 or (self._is_cluster and not only_read):
             return [self._one(call) for call in calls]
         # The first one is sent alone, so that the server then knows the script.
         first = self._one(calls[0])
-        return [first, *(self._together(calls[1:]) if only_read else self._pipelined(calls[1:]))]
-
-    def _together(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
-        """Send all calls at once, each to the server with its keys, in order; repeat those that failed."""
-        trying = None if self._connections.is_cluster else self._trying(calls[0])
-        sequences = [self._sequence(call) for call in calls]
-        requests = [self._words(call, sequence) for call, sequence in zip(calls, sequences, strict=True)]
-        try:
-            answers = self._exchange.ask_many(requests)
-            if trying is not None:
-                trying.judge(answers)
-        except BaseException as error:
-            if trying is not None:
-                trying.gave_up(error)
-            raise
-        answers = [
-            self._asked(call, sequence) if isinstance(answer, Exception) else answer
-            for call, sequence, answer in zip(calls, sequences, answers, strict=True)
-        ]
-        for sequence in sequences:
-            self._free(sequence)
-        return answers
+        return [first, *(self._together(calls[1:]) if only_read else self.stream(calls[1:]))]
 
     def _one(self, call: ScriptCall | RedisCommand) -> Any:
-        return self._answered(call, self._sequence(call), self._exchange.ask)
+        if _is_replicated(call):
+            return self._replicated(call)
+        sequence = self._sequence(call)
+        words = self._words(call, sequence)
+        answer = self._until_answered(call, words, self._window(call), self._exchange.ask)
+        self._free(sequence)
+        return answer
 
     def _replicated(self, call: ScriptCall) -> Any:
         """Make one call, and wait until enough replicas have confirmed its changes."""
         sequence = self._sequence(call)
-        key = call.queue.replicated
+        words, window = self._words(call, sequence), self._window(call)
         patience = 0.0
 
-        def ask(words: list[Any], remaining: float) -> tuple[Any, int]:
+        def send(words: list[Any]) -> tuple[Any, int]:
             # Computed for each attempt, since earlier ones have used up some of the call's time.
             nonlocal patience
-            patience = remaining * REPLICATION_SHARE
-            return self._exchange.ask_replicated(words, key, call.replicas, patience)
+            patience = window.remaining * REPLICATION_SHARE
+            return self._exchange.ask_replicated(words, call.queue.replicated, call.replicas, patience)
 
-        answer, confirmed = self._until_answered(call, sequence, ask)
+        answer, confirmed = self._until_answered(call, words, window, send)
         if confirmed < call.replicas:
             raise StorageUnavailableError(
                 f"{self._connections.describe()}: {confirmed} of {call.replicas} replicas confirmed a "
                 f"durable enqueue to queue {call.queue.queue!r} within {patience:.2g} s. The jobs may be "
                 "lost in a failover; enqueue them again with the same ids to have them confirmed."
-                f"{named(call.ids)}"
+                f"{_named(call.ids)}"
             )
         self._free(sequence)
         return answer
 
-    def _asked(self, call: ScriptCall | RedisCommand, sequence: RequestSequence | None) -> Any:
-        return self._until_answered(call, sequence, lambda words, _: self._exchange.ask(words))
+    def _together(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
+        """Send all calls at once, each to the server with its keys, in order; repeat those that failed."""
+        window = None if self._is_cluster else self._window(calls[0])
+        sequences = [self._sequence(call) for call in calls]
+        requests = [self._words(call, sequence) for call, sequence in zip(calls, sequences, strict=True)]
+        try:
+            answers = self._exchange.ask_many(requests)
+            if window is not None:
+                window.judge(answers)
+        except BaseException as error:
+            if window is not None:
+                window.gave_up(error)
+            raise
+        answers = [
+            self._until_answered(call, words, self._window(call), self._exchange.ask)
+            if isinstance(answer, Exception)
+            else answer
+            for call, words, answer in zip(calls, requests, answers, strict=True)
+        ]
+        for sequence in sequences:
+            self._free(sequence)
+        return answers
 
     def _until_answered(
         self,
         call: ScriptCall | RedisCommand,
-        sequence: RequestSequence | None,
-        ask: Callable[[list[Any], float], T],
-        trying: RetryWindow | None = None,
+        words: list[Any],
+        window: RetryWindow,
+        send: Callable[[list[Any]], T],
+        first: Callable[[list[Any]], T] | None = None,
+        until: float = math.inf,
     ) -> T:
-        """Call `ask` with the call's words and the seconds left; repeat it after temporary errors."""
-        words = self._words(call, sequence)
-        trying = trying or self._trying(call)
+        """Return the reply of `send`, which takes the call's words; repeat it after temporary errors.
+
+        first: takes the place of `send` in the first attempt.
+        until: the monotonic time after which a call that changes something is not repeated.
+        """
+        attempt = first or send
         try:
             while True:
                 try:
-                    answer = ask(words, trying.remaining)
+                    answer = attempt(words)
                     break
                 except errors.NoScriptError:
-                    words = whole(call, words)
+                    words = _with_text(call, words)
                 except redis.RedisError as error:
-                    time.sleep(trying.wait(error))
+                    time.sleep(window.wait(error))
+                if _has_sequence(call) and time.monotonic() > until:
+                    raise StorageUnavailableError(
+                        f"{self._connections.describe()}: the reply to a request was lost, and its caller "
+                        "came back to it too late to repeat it. Its changes may have been made."
+                    )
+                attempt = send
         except BaseException as error:
-            trying.gave_up(error)
+            window.gave_up(error)
             raise
-        trying.succeeded()
+        window.succeeded()
         return answer
-
-    def _pipelined(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
-        """Make calls on one connection, some at once to keep the server busy; repeat those that failed."""
-        return list(self.stream(calls))
 
     def stream(self, calls: Iterable[ScriptCall | RedisCommand]) -> Iterator[Any]:
         """Make calls on one connection of the single server, and yield their replies in order.
@@ -258,7 +301,7 @@ class Roundtrips:
         """
         source, failure = iter(calls), None
         pipeline = Pipeline(self._exchange)
-        sent: deque[tuple[ScriptCall | RedisCommand, RequestSequence | None, float]] = deque()
+        sent: deque[SentCall] = deque()
         try:
             while True:
                 try:
@@ -269,79 +312,38 @@ class Roundtrips:
                 while sent and (
                     call is None or is_unavailable or not pipeline.is_open or len(sent) == IN_FLIGHT
                 ):
-                    yield self._received(pipeline, *sent.popleft())
+                    yield self._received(pipeline, sent.popleft())
                 if call is None:
                     break
                 if is_unavailable:
                     yield self._one(call)  # fails at once during an outage
                     continue
                 sequence = self._sequence(call)
-                pipeline.send(self._words(call, sequence))
-                sent.append((call, sequence, time.monotonic()))
+                words = self._words(call, sequence)
+                pipeline.send(words)
+                sent.append(SentCall(call, sequence, words, time.monotonic()))
             if failure is not None:
                 raise failure
         finally:
             pipeline.close(is_clean=not sent)
 
-    def _received(
-        self,
-        pipeline: Pipeline,
-        call: ScriptCall | RedisCommand,
-        sequence: RequestSequence | None,
-        sent_at: float,
-    ) -> Any:
+    def _received(self, pipeline: Pipeline, sent: SentCall) -> Any:
         """Return the reply of the oldest call of a pipeline; repeat the call if its reply was lost."""
-        return self._answered(call, sequence, lambda _: pipeline.receive(), sent_at + REPEATABLE)
-
-    def _answered(
-        self,
-        call: ScriptCall | RedisCommand,
-        sequence: RequestSequence | None,
-        first: Callable[[list[Any]], Any],
-        until: float = math.inf,
-    ) -> Any:
-        """Return the reply of `first`, which takes the call's words; repeat the call after temporary errors.
-
-        until: the monotonic time after which a call that changes something is not repeated.
-        """
-        words, trying = self._words(call, sequence), self._trying(call)
-        try:
-            answer = first(words)
-            trying.succeeded()
-        except redis.RedisError as error:
-            answer = self._repeated(call, sequence, trying, error, until)
-        except BaseException as error:
-            trying.gave_up(error)
-            raise
-        self._free(sequence)
+        answer = self._until_answered(
+            sent.call,
+            sent.words,
+            self._window(sent.call),
+            self._exchange.ask,
+            first=lambda _: pipeline.receive(),
+            until=sent.at + REPEATABLE,
+        )
+        self._free(sent.sequence)
         return answer
-
-    def _repeated(
-        self,
-        call: ScriptCall | RedisCommand,
-        sequence: RequestSequence | None,
-        trying: RetryWindow,
-        error: redis.RedisError,
-        until: float,
-    ) -> Any:
-        failures = [error]
-
-        def ask(words: list[Any], _: float) -> Any:
-            if failures:
-                raise failures.pop()
-            if sequence is not None and time.monotonic() > until:
-                raise StorageUnavailableError(
-                    f"{self._connections.describe()}: the reply to a request was lost, and its caller came "
-                    "back to it too late to repeat it. Its changes may have been made."
-                )
-            return self._exchange.ask(words)
-
-        return self._until_answered(call, sequence, ask, trying)
 
     async def _aanswers(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         if len(calls) == 1:
             return [await self._aone(calls[0])]
-        if not self._connections.is_cluster and not any(map(has_sequence, calls)):
+        if not self._is_cluster and not any(map(_has_sequence, calls)):
             return await self._aread(calls)
         limit = asyncio.Semaphore(IN_FLIGHT)
 
@@ -363,30 +365,30 @@ class Roundtrips:
         ]
 
     async def _aone(self, call: ScriptCall | RedisCommand) -> Any:
-        if is_replicated(call):
+        if _is_replicated(call):
             return await asyncio.to_thread(self._replicated, call)
         sequence = self._sequence(call)
         words = self._words(call, sequence)
-        trying = self._trying(call)
+        window = self._window(call)
         try:
             while True:
                 try:
                     answer = await self._exchange.aask(words)
                     break
                 except errors.NoScriptError:
-                    words = whole(call, words)
+                    words = _with_text(call, words)
                 except redis.RedisError as error:
-                    await asyncio.sleep(trying.wait(error))
+                    await asyncio.sleep(window.wait(error))
         except BaseException as error:
-            trying.gave_up(error)
+            window.gave_up(error)
             raise
-        trying.succeeded()
+        window.succeeded()
         self._free(sequence)
         return answer
 
-    def _trying(self, call: ScriptCall | RedisCommand) -> RetryWindow:
+    def _window(self, call: ScriptCall | RedisCommand) -> RetryWindow:
         """Begin a call. Raises StorageUnavailableError at once if its server is known to be unavailable."""
-        name = call.queue.queue if self._connections.is_cluster and isinstance(call, ScriptCall) else ""
+        name = call.queue.queue if self._is_cluster and isinstance(call, ScriptCall) else ""
         breaker = self._breakers.get(name)
         if breaker is not None and not breaker.enter():
             outage = breaker.outage
@@ -445,7 +447,7 @@ class Roundtrips:
         return b"EVAL", script.text
 
     def _sequence(self, call: ScriptCall | RedisCommand) -> RequestSequence | None:
-        if not has_sequence(call):
+        if not _has_sequence(call):
             return None
         try:
             sequence = self._sequences.pop()
@@ -463,3 +465,29 @@ class Roundtrips:
         self._sequences.clear()
         self._breakers = {}
         self._prefix = os.urandom(8).hex().encode()
+
+
+def _only_reads(call: ScriptCall | RedisCommand) -> bool:
+    return not call.sequence if isinstance(call, ScriptCall) else call.words[0] in READS
+
+
+def _is_replicated(call: ScriptCall | RedisCommand) -> TypeGuard[ScriptCall]:
+    return isinstance(call, ScriptCall) and call.replicas > 0
+
+
+def _has_sequence(call: ScriptCall | RedisCommand) -> bool:
+    return isinstance(call, ScriptCall) and call.sequence
+
+
+def _named(ids: Sequence[str]) -> str:
+    """Return the ids for the end of a message; only the first ones if there are many."""
+    if not ids:
+        return ""
+    more = f" and {len(ids) - NAMED_IDS} more" if len(ids) > NAMED_IDS else ""
+    return f" Ids: {', '.join(ids[:NAMED_IDS])}{more}."
+
+
+def _with_text(call: ScriptCall | RedisCommand, words: list[Any]) -> list[Any]:
+    """Return the call with the script's text: the server has restarted and does not know it."""
+    assert isinstance(call, ScriptCall)
+    return [b"EVAL", call.script.text, *words[2:]]

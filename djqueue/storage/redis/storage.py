@@ -28,31 +28,24 @@ from djqueue.storage.capabilities import Capabilities, NoTransactions
 from djqueue.storage.facets import EventHandler, Unsubscribe
 from djqueue.storage.publishing import AbandonedPlans
 
-from . import health, records
-from .bulkwrites import RedisBulkWriteReports
-from .changes import ChangeStream
+from . import health
+from .bulkwrites import RedisBulkWriteReports, RedisStaging
+from .changes import ChangeStream, RedisFeed
 from .claiming import Claiming
 from .connections import Connections
 from .enqueueing import Enqueueing, Part
-from .events import RedisEvents
 from .export import RedisExport
-from .feed import RedisFeed
-from .inspector import RedisInspector
 from .jobs import RedisJobs
 from .keyspace import Keyspace
-from .limits import RedisLimiters, SharedLimits, permit
+from .limits import RedisLimiters, SharedLimits
 from .metrics import Metrics
 from .options import RedisOptions
-from .pubsub import Notifications
 from .queues import RedisQueues
 from .reads import RedisReads
-from .records import pack_text
-from .removing import Removing, Scanning
-from .roundtrips import Roundtrips, ScriptCall, Steps
-from .scripts import script
+from .roundtrips import Roundtrips, ScriptCall
 from .snapshots import RedisSnapshots
-from .staging import RedisStaging
-from .sweeping import Sweeping
+from .subscriptions import RedisEvents
+from .sweeping import Removing, Sweeping
 from .workers import RedisWorkers
 
 if TYPE_CHECKING:
@@ -72,6 +65,8 @@ class RedisStorage(Storage):
         metrics: how long metrics are kept.
         options: where Redis is, and how it is used: see `RedisOptions` and `Connections`.
     """
+
+    events: RedisEvents
 
     def __init__(
         self,
@@ -108,10 +103,10 @@ class RedisStorage(Storage):
             int(self.options.timeout * 1_000),
         )
         kept = Metrics(keyspace.keys, keyspace.names, metrics, self._clock)
-        removing, scanning = Removing(keyspace), Scanning(keyspace)
+        removing = Removing(keyspace)
         self._enqueueing = Enqueueing(keyspace)
         self._claiming = Claiming(keyspace, self._limits, removing)
-        self._notifications = Notifications(
+        self.events = RedisEvents(
             self._connections,
             self._roundtrips,
             keyspace.common,
@@ -121,13 +116,10 @@ class RedisStorage(Storage):
             self._claiming.looks.note_wake,
         )
         self.jobs = RedisJobs(keyspace, removing)
-        self.queues = RedisQueues(keyspace, removing, scanning, self._limits, kept)
+        self.queues = RedisQueues(keyspace, removing, self._limits, kept)
         self.limiters = RedisLimiters(keyspace, self._limits)
-        self.workers = workers = RedisWorkers(keyspace, self._notifications, kept)
-        self.reads = RedisReads(
-            keyspace, self._connections, RedisInspector(keyspace, self._limits), scanning, kept, workers
-        )
-        self.events = RedisEvents(self._notifications)
+        self.workers = workers = RedisWorkers(keyspace, self.events, kept)
+        self.reads = RedisReads(keyspace, self._connections, self._limits, kept, workers)
         self.snapshots = RedisSnapshots(keyspace, self._limits, removing, workers, kept, self._clock.now)
         self._staging = RedisStaging(keyspace, self._enqueueing.heading)
         self._bulk_writes = RedisBulkWriteReports(keyspace.run, keyspace.common, self._clock)
@@ -190,15 +182,12 @@ class RedisStorage(Storage):
 
         Raises StorageError if the server is too old, and RestoreInProgressError during a restore.
         """
-        self._keyspace.run(self._ping())
+        self._keyspace.run(self._keyspace.check_open())
         self._keyspace.run(self._keyspace.agree(self._keyspace.policies, record=False))
         health.refuse_old(self._connections)
 
-    def _ping(self) -> Steps[None]:
-        yield from self._keyspace.check_open()
-
     def close(self) -> None:
-        self._notifications.close()
+        self.events.close()
         if self._hasty is not None:
             self._hasty.close()
         self._roundtrips.close()
@@ -244,7 +233,7 @@ class RedisStorage(Storage):
 
     def _enqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         part = self._enqueueing.direct(batches[0]) if len(batches) == 1 and self.outbox is None else None
-        watching = self._notifications.take_deferred(batches)
+        watching = self.events.take_deferred(batches)
         if watching and part is not None and not self._connections.is_cluster:
             *_, answer = self._roundtrips.stream([*watching, part[1]])
             return self._enqueueing.direct_results(part, answer)
@@ -292,82 +281,21 @@ class RedisStorage(Storage):
         return await self._keyspace.arun(self._claiming.finish(outcomes, then))
 
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
-        return self._keyspace.run(self._renew(leases))
-
-    def _renew(self, leases: Sequence[Lease]) -> Steps[list[Renewal]]:
-        renewals = [Renewal(False)] * len(leases)
-        shared: list[tuple[QueuePolicy, list[bytes]]] = []
-        for queue, places in _by_queue(leases):
-            arguments: list[Any] = [self._keyspace.policy(queue).lease]
-            for place in places:
-                arguments += (pack_text(leases[place].id), records.pack_token(queue, leases[place].token))
-            [[_, replies]] = yield [ScriptCall(script("renew"), self._keyspace.keys(queue), arguments)]
-            for place, reply in zip(places, replies, strict=True):
-                renewals[place] = Renewal(reply > 0, reply == 2)
-            if self._keyspace.policy(queue).limiter is not None:
-                held = [permit(queue, leases[place].token) for place in places if renewals[place].held]
-                shared.append((self._keyspace.policy(queue), held))
-        for policy, held in shared:
-            assert policy.limiter is not None
-            yield from self._limits.renew(policy.limiter, policy.lease, held)
-        return renewals
+        return self._keyspace.run(self._claiming.renew(leases))
 
     def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
-        return self._keyspace.run(self._report(reports))
-
-    def _report(self, reports: Sequence[ProgressReport]) -> Steps[list[bool]]:
-        accepted = [False] * len(reports)
-        for queue, places in _by_queue(reports):
-            keys = self._keyspace.keys(queue)
-            arguments: list[Any] = [self._keyspace.policy(queue).retention.logs.count]
-            for place in places:
-                report = reports[place]
-                progress = b"" if report.progress is None else records.pack_progress(report.progress)
-                arguments += (
-                    pack_text(report.id),
-                    records.pack_token(queue, report.token),
-                    progress,
-                    len(report.lines),
-                )
-                arguments += [records.pack_line(at, line) for at, line in report.lines]
-            lines = [keys.log_lines(reports[place].id) for place in places]
-            [[_, replies]] = yield [ScriptCall(script("report"), keys, arguments, lines)]
-            for place, reply in zip(places, replies, strict=True):
-                accepted[place] = reply == 1
-        return accepted
+        return self._keyspace.run(self._claiming.report(reports))
 
     def emit(self, emissions: Sequence[Emission]) -> list[bool]:
-        return self._keyspace.run(self._emit(emissions))
-
-    def _emit(self, emissions: Sequence[Emission]) -> Steps[list[bool]]:
-        accepted = [False] * len(emissions)
-        for queue, places in _by_queue(emissions):
-            keys = self._keyspace.keys(queue)
-            arguments: list[Any] = []
-            for place in places:
-                _, job_id, token, start, items = emissions[place]
-                token_bytes = records.pack_token(queue, token)
-                arguments += (pack_text(job_id), token_bytes, start, len(items), *items)
-            theirs = [keys.items(emissions[place].id) for place in places]
-            [[_, replies]] = yield [ScriptCall(script("emit"), keys, arguments, theirs)]
-            for place, reply in zip(places, replies, strict=True):
-                accepted[place] = reply == 1
-        return accepted
+        return self._keyspace.run(self._claiming.emit(emissions))
 
     def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
-        return self._notifications.listen(None if queues is None else list(queues), wake)
+        return self.events.listen(None if queues is None else list(queues), wake)
 
     def subscribe_new(self, queue: str, handler: EventHandler, job_id: str) -> Unsubscribe:
-        return self._notifications.subscribe(queue, handler, job_id, with_enqueue=True)
+        return self.events.subscribe(queue, handler, job_id, with_enqueue=True)
 
     def sweep(self) -> Swept:
         swept: Swept = self._keyspace.run(self._sweeping.steps())
         self._abandoned.sweep()
         return swept
-
-
-def _by_queue(entries: Sequence[Any]) -> Iterable[tuple[str, list[int]]]:
-    places: dict[str, list[int]] = {}
-    for place, entry in enumerate(entries):
-        places.setdefault(entry.queue, []).append(place)
-    return places.items()

@@ -17,38 +17,36 @@ from djqueue.core.workers import (
 from djqueue.storage.facets import WORKER_TTL, Unsubscribe, Workers
 
 from . import records
-from .keyspace import Keyspace, answer
+from .keyspace import Keyspace
 from .metrics import Metrics
-from .pubsub import Notifications
 from .records import pack_text, text
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
+from .subscriptions import RedisEvents
 
 
 class RedisWorkers(Workers):
     """Live workers, in one hash of the deployment."""
 
-    def __init__(self, keyspace: Keyspace, notifications: Notifications, metrics: Metrics) -> None:
+    def __init__(self, keyspace: Keyspace, events: RedisEvents, metrics: Metrics) -> None:
         self._keyspace = keyspace
-        self._notifications = notifications
+        self._events = events
         self._metrics = metrics
 
     def register(self, info: WorkerInfo) -> tuple[str, ...]:
         about = _pack(info)
-        told = self._keyspace.run(
-            answer(self._worker(b"register", pack_text(info.id), about, info.started_at))
-        )
-        return tuple(map(text, told))
+        commands = self._keyspace.ask(self._worker(b"register", pack_text(info.id), about, info.started_at))
+        return tuple(map(text, commands))
 
     def unregister(self, worker_id: str) -> None:
-        self._keyspace.run(answer(self._worker(b"unregister", pack_text(worker_id))))
+        self._keyspace.ask(self._worker(b"unregister", pack_text(worker_id)))
 
     def all(self) -> list[WorkerInfo]:
         return self._keyspace.run(self.live())
 
     def live(self) -> Steps[list[WorkerInfo]]:
-        [found] = yield [self._worker(b"list", WORKER_TTL, DUMP_TTL)]
-        return [_info(found[at], int(float(found[at + 1]))) for at in range(0, len(found), 2)]
+        [entries] = yield [self._worker(b"list", WORKER_TTL, DUMP_TTL)]
+        return [_info(entries[at], int(float(entries[at + 1]))) for at in range(0, len(entries), 2)]
 
     def control(self, worker_id: str, command: str) -> str:
         check_command(command)
@@ -61,15 +59,15 @@ class RedisWorkers(Workers):
         return text(answer)
 
     def on_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
-        return self._notifications.on_worker_command(worker_id, wake)
+        return self._events.on_worker_command(worker_id, wake)
 
     def save_dump(self, worker_id: str, text: str) -> bool:
         kept = pack_text(text[:MAX_DUMP])
-        return bool(self._keyspace.run(answer(self._worker(b"save_dump", pack_text(worker_id), kept))))
+        return bool(self._keyspace.ask(self._worker(b"save_dump", pack_text(worker_id), kept)))
 
     def dump(self, worker_id: str) -> WorkerDump | None:
-        found = self._keyspace.run(answer(self._worker(b"dump", pack_text(worker_id), DUMP_TTL)))
-        return WorkerDump(int(float(found[0])), text(found[1])) if found else None
+        kept = self._keyspace.ask(self._worker(b"dump", pack_text(worker_id), DUMP_TTL))
+        return WorkerDump(int(float(kept[0])), text(kept[1])) if kept else None
 
     def record_runs(self, stats: Sequence[RunStats]) -> None:
         self._keyspace.run(self._metrics.record(stats))

@@ -11,7 +11,7 @@ from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.writing import Write
 from djqueue.storage import publishing
 from djqueue.storage.redis import RedisStorage
-from djqueue.storage.redis.staging import RedisStaging
+from djqueue.storage.redis.bulkwrites import RedisStaging
 from djqueue.storage.staging import ChunkMissingError
 from tests.contrib.spark.cluster.checks import QUEUE, are_once
 from tests.contrib.spark.conftest import leftovers, open_storage

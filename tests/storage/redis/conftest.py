@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from djqueue.storage.redis.connections import Connections
-from djqueue.storage.redis.listener import Listener
+from djqueue.storage.redis.pubsub import Listener
 from tests import servers
 
 BUSY = {"TIMEOUT": 25}

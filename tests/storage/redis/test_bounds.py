@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from djqueue.core.policies import Keep, KeepOfJob, KeepResults, QueuePolicy, Retention
 from djqueue.core.states import State
-from djqueue.storage.redis import RedisStorage, removing
+from djqueue.storage.redis import RedisStorage, sweeping
 from djqueue.testing import factories as f
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract import POLICIES
@@ -102,7 +102,7 @@ def test_removed_bounds_leave_no_sizes_or_counters(make):
 @pytest.mark.parametrize("thousands", [10, pytest.param(100, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("bound", [Keep(count=KEPT), Keep(bytes=KEPT * 20)])
 def test_sweep_removes_a_large_surplus_in_steps_while_other_jobs_run(make, monkeypatch, bound, thousands):
-    monkeypatch.setattr(removing, "EXPIRED", 500 * thousands)
+    monkeypatch.setattr(sweeping, "EXPIRED", 500 * thousands)
     storage = make(Retention(completed=bound))
     bounded(storage, QUEUE)
     for _ in range(thousands):
@@ -129,7 +129,7 @@ def test_sweep_removes_a_large_surplus_in_steps_while_other_jobs_run(make, monke
         rounds += 1
 
     assert storage.reads.counts(QUEUE)[State.COMPLETED] == KEPT
-    assert most <= removing.SWEEP
+    assert most <= sweeping.SWEEP
     enough = 2 * thousands - 1  # of SWEEP records each
     assert (calls >= enough, ran >= enough // 10, rounds) == (True, True, 2)
 

@@ -9,7 +9,7 @@ import redis
 from djqueue.core.policies import LimiterPolicy, QueuePolicy, Rate
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
-from djqueue.storage.redis.limits import GRACE
+from djqueue.storage.redis.limits import PERMIT_GRACE
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     ENDINGS,
@@ -34,7 +34,7 @@ LIMITER, MOST, LEASE = "stripe", 3, 1_000
 QUEUES = ("charges", "refunds")
 POLICIES = {queue: QueuePolicy(limiter=LIMITER, lease=LEASE) for queue in QUEUES}
 LIMITERS = {LIMITER: LimiterPolicy(concurrency=MOST)}
-LASTS = LEASE + 2 * 1_000 * BUSY["TIMEOUT"] + GRACE
+LASTS = LEASE + 2 * 1_000 * BUSY["TIMEOUT"] + PERMIT_GRACE
 """Milliseconds after which every permit of a process that is no more is free."""
 
 

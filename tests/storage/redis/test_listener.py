@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.storage.redis import links
+from djqueue.storage.redis import pubsub
 from djqueue.testing.waiting import together
 from tests import servers
 from tests.support import PATIENCE, eventually
@@ -334,11 +334,11 @@ def test_listener_survives_an_internal_error(single, listen, monkeypatch, caplog
     heard = Heard()
     listener.add("channel", heard, heard.missed)
 
-    def mistake(_: links.PubSubConnection) -> None:
+    def mistake(_: pubsub.PubSubConnection) -> None:
         monkeypatch.undo()
         raise ZeroDivisionError("by mistake")
 
-    monkeypatch.setattr(links.PubSubConnection, "check", mistake)
+    monkeypatch.setattr(pubsub.PubSubConnection, "check", mistake)
     single.publish("channel", "message")
 
     assert heard.reconnects()
@@ -363,7 +363,7 @@ def test_listener_resubscribes_to_a_restarted_server(single, redis_server, liste
 
 
 def test_listener_reconnects_after_a_silent_server(place, listen, monkeypatch, caplog):
-    monkeypatch.setattr(links, "QUIET", 1)
+    monkeypatch.setattr(pubsub, "QUIET", 1)
     listener = listen(place)
     heard = Heard()
     listener.add("channel", heard, heard.missed)
@@ -379,7 +379,7 @@ def test_listener_reconnects_after_a_silent_server(place, listen, monkeypatch, c
 
 
 def test_listener_pings_a_quiet_server_and_stays_connected(place, listen, monkeypatch):
-    monkeypatch.setattr(links, "QUIET", 2)
+    monkeypatch.setattr(pubsub, "QUIET", 2)
     listener = listen(place)
     heard = Heard()
     listener.add("channel", heard, heard.missed)

@@ -8,8 +8,8 @@ import pytest
 
 from djqueue.core.job import ClaimRequest
 from djqueue.core.policies import LimiterPolicy, QueuePolicy
-from djqueue.storage.redis import RedisStorage, namecache
-from djqueue.storage.redis.looks import LOOK_SOON
+from djqueue.storage.redis import RedisStorage, keyspace
+from djqueue.storage.redis.claiming import LOOK_SOON
 from djqueue.testing.factories import NAME, completing, enqueue, enqueue_many
 from tests.support import PATIENCE
 
@@ -19,7 +19,7 @@ from .conftest import BUSY
 @pytest.fixture(autouse=True)
 def fresh_names(monkeypatch):
     """Keep the names of the queues for longer than a test takes on a busy machine."""
-    monkeypatch.setattr(namecache, "FRESH", 600)
+    monkeypatch.setattr(keyspace, "FRESH", 600)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_worker_with_a_subscription_lists_queue_names_once(worker, producer, red
 
 
 def test_queue_names_are_listed_again_after_a_while(worker, producer, redis_server, monkeypatch):
-    monkeypatch.setattr(namecache, "FRESH", 0)
+    monkeypatch.setattr(keyspace, "FRESH", 0)
     enqueue_many(producer, 3, queue="one")
     unsubscribe = worker.listen(None, lambda: None)
     claim(worker)
@@ -213,7 +213,7 @@ def test_worker_finishes_jobs_before_looking_at_other_queues(worker, producer, r
 
 
 def test_idle_worker_stops_waiting_for_a_limiter_when_its_queue_is_empty(redis_url, monkeypatch):
-    monkeypatch.setattr("djqueue.storage.redis.looks.LOOK_FRESH", 0)
+    monkeypatch.setattr("djqueue.storage.redis.claiming.LOOK_FRESH", 0)
     queues = ["one", "two"]
     request = ClaimRequest("w", 3, frozenset({NAME}))
     with closing(limited_storage(redis_url, queues, 1)) as worker:
@@ -230,7 +230,7 @@ def test_idle_worker_stops_waiting_for_a_limiter_when_its_queue_is_empty(redis_u
 
 @pytest.mark.parametrize("limited", [(), ("one",), ("one", "two")], ids=len)
 def test_worker_with_one_slot_takes_turns_between_queues(redis_url, producer, monkeypatch, limited):
-    monkeypatch.setattr("djqueue.storage.redis.looks.LOOK_FRESH", 0)
+    monkeypatch.setattr("djqueue.storage.redis.claiming.LOOK_FRESH", 0)
     enqueue_many(producer, 20, queue="one")
     enqueue_many(producer, 20, queue="two")
     request = ClaimRequest("w", 1, frozenset({NAME}))
@@ -248,7 +248,7 @@ def test_worker_with_one_slot_takes_turns_between_queues(redis_url, producer, mo
 
 
 def test_one_look_serves_several_claims(worker, producer, redis_server, monkeypatch):
-    monkeypatch.setattr("djqueue.storage.redis.looks.LOOK_FRESH", 60)
+    monkeypatch.setattr("djqueue.storage.redis.claiming.LOOK_FRESH", 60)
     enqueue_many(producer, 20, queue="one")
     enqueue_many(producer, 20, queue="two")
     claim(worker)
@@ -258,7 +258,7 @@ def test_one_look_serves_several_claims(worker, producer, redis_server, monkeypa
         claim(worker)
 
     one_look_each = looks(redis_server) - before
-    monkeypatch.setattr("djqueue.storage.redis.looks.LOOK_FRESH", 0)
+    monkeypatch.setattr("djqueue.storage.redis.claiming.LOOK_FRESH", 0)
     before = looks(redis_server)
     for _ in range(10):
         claim(worker)

@@ -8,7 +8,8 @@ import redis
 from msgpack import packb
 
 from djqueue.core.states import State
-from djqueue.storage.redis import outbox
+from djqueue.storage.redis import keyspace
+from djqueue.storage.redis.keys import MOVING_KEYS
 from djqueue.testing.factories import (
     DELAY,
     a_cancelled_job,
@@ -153,7 +154,7 @@ def test_job_with_a_taken_id_returns_whenever_the_mover_dies(place):
 def give_in_vain(storage, _=None):
     """Move the job `a` as one does who has not seen, a moment ago, what is in its way."""
     heading = [b"give", FAR.encode(), 1]
-    storage._keyspace.run(storage._keyspace.on_jobs("give", NEAR, ["a"], heading, outbox.keys_of_given))
+    storage._keyspace.run(storage._keyspace.on_jobs("give", NEAR, ["a"], heading, MOVING_KEYS))
 
 
 def test_job_with_a_taken_unique_key_returns_whenever_the_mover_dies(place):
@@ -330,7 +331,7 @@ def test_outbox_delivers_a_job_before_the_updates_of_its_dependents():
     told = enumerate([(FAR, ended), (THIRD, given), (FAR, ended), (FAR, moved), (THIRD, given), (FAR, later)])
     messages = [packb([str(number), queue, packb(what)]) for number, (queue, what) in told]
 
-    found = [(queue, [int(number) for number in told[::2]]) for queue, told in outbox._by_target(messages)]
+    found = [(queue, [int(number) for number in told[::2]]) for queue, told in keyspace._by_target(messages)]
 
     assert found == [(FAR, [0, 2]), (THIRD, [1]), (FAR, [3, 5]), (THIRD, [4])]
 
@@ -341,7 +342,7 @@ def test_outbox_delivers_earlier_messages_before_a_moved_job():
     told = enumerate([(FAR, ended), (THIRD, waits), (FAR, given), (FAR, given), (THIRD, waits)])
     messages = [packb([str(number), queue, packb(what)]) for number, (queue, what) in told]
 
-    found = [(queue, [int(number) for number in told[::2]]) for queue, told in outbox._by_target(messages)]
+    found = [(queue, [int(number) for number in told[::2]]) for queue, told in keyspace._by_target(messages)]
 
     assert found == [(FAR, [0]), (THIRD, [1]), (FAR, [2, 3]), (THIRD, [4])]
 
@@ -752,7 +753,7 @@ def test_children_of_a_moved_parent_stay_pinned_whenever_the_mover_dies(timed, u
 
 def give_parent_in_vain(storage, _=None):
     heading = [b"give", FAR.encode(), 1]
-    storage._keyspace.run(storage._keyspace.on_jobs("give", THIRD, ["parent"], heading, outbox.keys_of_given))
+    storage._keyspace.run(storage._keyspace.on_jobs("give", THIRD, ["parent"], heading, MOVING_KEYS))
 
 
 def test_children_of_a_returned_parent_stay_pinned_whenever_the_mover_dies(timed):

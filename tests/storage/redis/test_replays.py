@@ -535,8 +535,8 @@ def test_many_batches_take_effect_once_when_the_connection_breaks(redis_options,
         whole = storage._roundtrips._exchange.connection
 
         @contextmanager
-        def choking(client=None):
-            with whole(client) as connection:
+        def choking():
+            with whole() as connection:
                 yield Choking(connection, next(lives, 99))
 
         with monkeypatch.context() as patches:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from djqueue.core.options import DEFAULT_OPTIONS
 from djqueue.core.states import TRANSITIONS, State
-from djqueue.storage.redis import constants, scripts
+from djqueue.storage.redis import scripts
 
 CHANGE = re.compile(r"--@ ([a-z_]+): ([a-z|]+) -> ([a-z|]+)")
 NO_CHANGE = re.compile(r"--@ nothing changes")
@@ -19,10 +19,12 @@ FILES = sorted(
         *(name for name in scripts.NAMES if "staged_" not in name),
         "base",
         "job",
+        "outcomes",
         "ready",
         "complete",
         "completion",
         "removal",
+        "retention",
         "staged",
     }
 )
@@ -85,10 +87,10 @@ def test_lua_files_begin_with_their_purpose_and_repeat_no_constants():
 
 
 def test_lua_constants_come_from_the_options_and_states():
-    [names] = constants.header("RESULT_TTL NAMES -- ENDED")
+    [names] = scripts.header("RESULT_TTL NAMES -- ENDED")
 
     assert {*re.findall(r"'(\w+)'", names)} == set(State)
-    inlined = constants.inline(
+    inlined = scripts.inline(
         "x(RESULT_TTL, DEFAULT.MAX_STALLS, 'RESULT_TTL', keep.RESULT_TTL, NAMES[ACTIVE])"
     )
     ttl, stalls = DEFAULT_OPTIONS.result_ttl, DEFAULT_OPTIONS.max_stalls

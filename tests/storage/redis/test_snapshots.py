@@ -9,7 +9,7 @@ from djqueue.core.errors import OptionError, RestoreInProgressError, SnapshotTar
 from djqueue.core.states import State
 from djqueue.operations import health
 from djqueue.operations.healthrun import HealthRun
-from djqueue.storage.redis import snapshotwrites
+from djqueue.storage.redis import restore
 from djqueue.storage.snapshots import SCHEDULE, Part
 from djqueue.storage.tables.schedules import TableSchedules
 from djqueue.testing import contract
@@ -200,7 +200,7 @@ def test_restore_chunks_are_bounded_in_bytes(place, monkeypatch):
     storage = place.storage()
     for number in range(12):
         enqueue(storage, id=f"{number}", payload=b"x" * 1_000)
-    monkeypatch.setattr(snapshotwrites, "CHUNK_BYTES", 3_000)
+    monkeypatch.setattr(restore, "CHUNK_BYTES", 3_000)
     parts = read_all(storage)
 
     storage.snapshots.write(parts, replace=True)

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from djqueue.storage.redis import RedisStorage
-from djqueue.storage.redis.staging import PLAIN
+from djqueue.storage.redis.bulkwrites import PLAIN
 from djqueue.storage.staging import RESUMABLE, Counts, Manifest, chunks_of
 from djqueue.testing.contract.staging import WRITE, fresh, place, plan, publish, publish_rest, staged
 from djqueue.testing.factories import QUEUE, batch

@@ -8,8 +8,8 @@
 --   skips jobs with a stalled attempt ('1' or '0'); then of each outcome its kind, id, token and data.
 --   Kinds: c complete with a result, n complete without one, r retry, l release, f fail, x cancel.
 -- Returns {'done', a flag for each outcome, last token, milliseconds until the next job may be claimable or -1, number of
---   dead letters above the maximum, weight of the next job if the permits do not suffice, claims (id, record, counters or
---   ''), completed jobs with items, time}; to a repeated request 'again' and the ids of the claims.
+--   dead letters above the maximum, claims (id, record, counters or ''), time, weight of the next job if the permits do
+--   not suffice, completed jobs with items}; to a repeated request 'again' and the ids of the claims.
 --! include base rates job ready completion complete
 
 local outcomes, worker, slots = tonumber(ARGV[ARGS]), ARGV[ARGS + 1], tonumber(ARGV[ARGS + 2])
@@ -41,102 +41,8 @@ claiming.room_before = concurrency and free()
 -- Apply the outcomes.
 
 local accepted, seen, streamed = {}, {}, {}
-do -- not indented: a block of its own, since only two hundred local names may exist at a time
-local completed = 0
-local has_no_dependents = call('ZCARD', DEPS) == 0
-local is_bounded = call('HEXISTS', META, 'bounds') == 1
-
-local function complete(i, job, kind, data)
-  job.state, job.finished = COMPLETED, now
-  clear_error(job)
-  set_expiry(job, keep.kept_for(job), kind == 'c' and #data or nil)
-  completed = completed + 1
-  save(job) --@ complete: active -> completed
-  if kind == 'c' then
-    local readable = keep.readable_for(job)
-    if not readable or job.has_dependents then
-      call('SET', KEYS[FIXED + i], data)
-    else
-      call('SET', KEYS[FIXED + i], data, 'PX', math.max(1, readable))
-    end
-  end
-  if job.b[ITEMS] then streamed[#streamed + 1] = job.id end
-  after_end(job, true)
-  emit_event(job.id, job.name, 'completed', 'completed')
-end
-
-local function again(job, outcome, data)
-  note_attempt(job, outcome, data[2])
-  local b = job.b
-  if outcome == 'released' then
-    b[ATTEMPTS] = b[ATTEMPTS] - 1
-  else
-    b[FAILURES] = b[FAILURES] + 1
-  end
-  if data[2] then set_error(job, data[2]) end
-  if is_followed(job) then
-    call('HINCRBY', META, 'otherwise', 1)
-    cancel(job, 'replaced', true) -- of two waiting jobs with one key the newer one is kept
-    return
-  end
-  restart(job)
-  call('HINCRBY', META, outcome == 'retried' and outcome or 'otherwise', 1)
-  b[WORKER] = ''
-  b[RUN_AT] = now + data[1]
-  put_back(job, outcome ~= 'retried')
-  save(job) --@ retry: active -> waiting|delayed --@ release: active -> waiting|delayed
-  woken = true
-  emit_event(job.id, job.name, outcome == 'retried' and 'failing' or 'released', NAMES[job.state])
-end
-
-local function apply(i, job, kind, data)
-  call('ZREM', LEASE, job.id)
-  add('e', 1 - weight_of(job))
-  if kind == 'c' or kind == 'n' then
-    complete(i, job, kind, data)
-    return
-  end
-  data = decode(data)
-  if kind ~= 'r' and kind ~= 'l' or job.b[CANCEL] == 1 then call('HINCRBY', META, 'otherwise', 1) end
-  if kind == 'f' then
-    note_attempt(job, 'failed', data[2])
-    job.b[FAILURES] = job.b[FAILURES] + 1
-    bury(job, data[1], data[2] or {'', '', ''}, policy, true)
-  elseif kind == 'x' or job.b[CANCEL] == 1 then
-    note_attempt(job, 'cancelled')
-    cancel(job, kind == 'x' and data[1] ~= '' and data[1] or 'cancelled', true)
-    if kind ~= 'x' then incident(job, 'cancelled') end -- the worker does not know of it
-  else
-    again(job, kind == 'r' and 'retried' or 'released', data)
-  end
-end
-
-local function apply_outcome(i, id, st)
-  local at = first + 4 * (i - 1)
-  local kind, data = ARGV[at], ARGV[at + 3]
-  local is_plain = st and has_no_dependents and not is_bounded and sub(st, 1, 1) == ACTIVE and (kind == 'c' or kind == 'n')
-  local blob = not seen[id] and holds(st, ARGV[at + 2]) and (is_plain or call('HGET', JOBS, id))
-  accepted[i] = blob and '1' or '0'
-  if not blob then return end
-  seen[id] = true
-  if is_plain then
-    complete_plain(id, st, KEYS[FIXED + i], kind == 'c' and data)
-  else
-    apply(i, parse(id, blob, st), kind, data)
-  end
-end
-
-if outcomes > 0 then
-  keep.batch_counts()
-  local ids = {}
-  for i = 1, outcomes do ids[i] = ARGV[first + 4 * i - 3] end
-  local sts = call('HMGET', ST, unpack(ids))
-  for i = 1, outcomes do apply_outcome(i, ids[i], sts[i]) end
-  variadic('HSET', ST, st_changes)
-  st_changes = {}
-  write_completed(completed)
-  keep.write_counts()
-end
+do -- a block of its own, since only two hundred local names may exist at a time
+  --! insert outcomes
 end
 
 -- Claim jobs.
@@ -161,115 +67,7 @@ end
 
 local take
 do
-  -- Waiting jobs in order: {priority, number, id, the number's bytes, its structure or entry, its name if it is in
-  -- `unhandled`, whether it ends the claim}.
-  local function candidates(limit)
-    local found = {}
-    local function entry(priority, packed, id, structure, name)
-      found[#found + 1] = {priority, unpack_number('>I8', packed), id, packed, structure, name}
-    end
-    for _, one in ipairs(call('ZRANGE', Z, 0, limit - 1)) do
-      entry(unpack_number('>I4', one), sub(one, 5, 12), sub(one, 13), one)
-    end
-    local number, from, missing = 0, 0, limit
-    while missing > 0 do
-      local entries = call('LRANGE', W, from, from + missing - 1)
-      if #entries == 0 then break end
-      from, missing = from + #entries, 0
-      for _, one in ipairs(entries) do
-        if one == '' then
-          number = number + 0.5 -- a hole keeps its position in the list
-          missing = missing + 1 -- and takes no job's place, or one of a lower priority would have it
-          found[#found + 1] = {PRIORITY_BASE, number, '', '', W}
-        else
-          entry(PRIORITY_BASE, sub(one, 1, 8), sub(one, 9), W)
-          number = found[#found][2]
-        end
-      end
-    end
-    local function line(name, start, limit, is_last)
-      local entries = call('ZRANGEBYLEX', UNHANDLED, '[' .. start .. NUL, '(' .. start .. AFTER, 'LIMIT', 0, limit)
-      for _, one in ipairs(entries) do
-        local rest = sub(one, #start + 2)
-        entry(unpack_number('>I4', rest), sub(rest, 5, 12), sub(rest, 13), one, name)
-        found[#found][7] = is_last
-      end
-    end
-    for _, name in ipairs(names) do
-      if call('HEXISTS', COUNT, 'n:' .. name) == 1 then
-        line(name, name, limit, false)
-        -- A job with a stalled attempt ends a claim.
-        if not claiming.skips then line(name, NUL .. name, 1, true) end
-      end
-    end
-    table.sort(found, function(a, b)
-      if a[1] ~= b[1] then return a[1] < b[1] end
-      return a[2] < b[2]
-    end)
-    return found
-  end
-
-  local function drop_holes()
-    while call('LINDEX', W, 0) == '' do
-      call('LPOP', W)
-      call('HINCRBY', META, 'holes', -1)
-    end
-  end
-
-  -- Remove up to `limit` waiting jobs, in order. Those that the worker has no handler for move to `unhandled`.
-  local function take_in_order(limit)
-    local taken = {}
-    while #taken < limit and unhandled_count < 1000 do
-      drop_holes()
-      local found = candidates(limit)
-      if #found == 0 then break end
-      for _, one in ipairs(found) do
-        if #taken == limit then break end
-        local id, structure = one[3], one[5]
-        local hole = id == ''
-        if structure == W then
-          call('LPOP', W)
-        elseif one[6] then
-          call('ZREM', UNHANDLED, structure)
-        else
-          call('ZREM', Z, structure)
-        end
-        if hole then
-          call('HINCRBY', META, 'holes', -1)
-        else
-          local blob = call('HGET', JOBS, id)
-          if blob and handled[name_of(blob)] then
-            taken[#taken + 1] = {id, one[4]}
-            if one[7] then return taken end
-          elseif blob then
-            mark_unhandled(id, one[4], blob, call('HGET', ST, id))
-          end
-        end
-      end
-    end
-    return taken
-  end
-
-  function take(limit)
-    if call('ZCARD', Z) > 0 or call('ZCARD', UNHANDLED) > 0 then
-      return take_in_order(limit)
-    end
-    local taken, holes = {}, 0
-    repeat
-      local missing = limit - #taken -- holes take no job's place
-      local entries = call('LPOP', W, missing) or {}
-      for i = 1, #entries do
-        local one = entries[i]
-        if one == '' then
-          holes = holes + 1
-        else
-          taken[#taken + 1] = {sub(one, 9), sub(one, 1, 8)}
-        end
-      end
-    until #taken == limit or #entries < missing
-    if holes > 0 then call('HINCRBY', META, 'holes', -holes) end
-    return taken
-  end
+  --! insert taking
 end
 
 -- Return the removed jobs that may not start to their positions, from the last to the first.
@@ -451,7 +249,7 @@ end
 local function reply(word, claims)
   local last = base ~= '' and string.format('%.0f', base) or '0'
   local overflow = math.max(0, call('ZCARD', DEAD) - max_dead)
-  return {word, table.concat(accepted), last, wait, overflow, claiming.short, claims, streamed, string.format('%.0f', now)}
+  return {word, table.concat(accepted), last, wait, overflow, claims, string.format('%.0f', now), claiming.short, streamed}
 end
 unchanged = #accepted == 0 and #claimed == 0 and #changed == 0 and not has_moved
 return answer(reply('done', claimed), reply('again', ids))

@@ -35,7 +35,7 @@ for _, id in ipairs(call('SMEMBERS', NEEDS)) do
   for _, key in ipairs(job and job.o.depends_on or {}) do
     if key[1] ~= ARGV[ARGS + 2] then others[#others + 1] = key end
   end
-  if job then keep.send_grouped(others, 'unbind', id, job.inc, dependency_rule_of(job.o)) end
+  if job then dependents.send_grouped(others, 'unbind', id, job.inc, dependency_rule_of(job.o)) end
 end
 
 if watching then

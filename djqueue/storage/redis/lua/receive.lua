@@ -94,7 +94,7 @@ end
 -- message. before: the number of the job's move.
 local function forward(id, target, before)
   local function notify(who) send(who[1], {'moved', id, target, who[2], who[3]}) end
-  if keep.each_dependent(id, before, notify) then send('', {'forward', id, target, before}) end
+  if dependents.each(id, before, notify) then send('', {'forward', id, target, before}) end
 end
 
 -- Write the new queue of a dependency that was moved to a job's options.
@@ -191,7 +191,7 @@ local function receive_job(m, result_key, log_key, items_key, moved_key)
   local options = parse(id, NO_NUMBER .. created .. rest).o
   local rule = dependency_rule_of(options)
   if back and is_taken then
-    if needs then keep.send_grouped(options.depends_on, 'unbind', id, needs, rule) end
+    if needs then dependents.send_grouped(options.depends_on, 'unbind', id, needs, rule) end
     return
   end
   local key = not dead_letter and options.unique_key
@@ -234,7 +234,7 @@ local function receive_job(m, result_key, log_key, items_key, moved_key)
     for _, other in ipairs(options.depends_on) do
       if not waited_for[other[1] .. NUL .. other[2]] then held[#held + 1] = other end
     end
-    keep.send_grouped(held, 'hold', id, job.inc, rule, from, needs)
+    dependents.send_grouped(held, 'hold', id, job.inc, rule, from, needs)
   end
   if job.o.ttl and job.b[STARTED] == 0 then
     call('ZADD', TTL, job.created + job.o.ttl, id)
@@ -268,7 +268,7 @@ for i = ARGS + 6, #ARGV, 2 do
       confirm_need(m[2], m[3], m[4], m[5])
     elseif m[1] == 'fan' then
       call('ZREM', HOLDS, m[2] .. NUL)
-      notify_dependents(m[2], m[3], m[4] or number, m[5] and call('HEXISTS', JOBS, m[2]) == 1)
+      dependents.notify(m[2], m[3], m[4] or number, m[5] and call('HEXISTS', JOBS, m[2]) == 1)
       if m[5] then keep.release_record(m[2], KEYS[key]) end
     elseif m[1] == 'ended' then
       resolve(m[2], m[3], m[4], m[5])

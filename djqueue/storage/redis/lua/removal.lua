@@ -61,7 +61,7 @@ local function remove(job, result_key, log_key, items_key, keeps_dependents)
   local over = is_over(job)
   if state == FAILED then
     take_dead_letter(job)
-    if not keeps_dependents then note_end(job, 'cancelled') end
+    if not keeps_dependents then dependents.note_end(job, 'cancelled') end
   elseif ENDED[state] then
     local is_held = keep.is_held(job)
     if is_held then
@@ -76,8 +76,8 @@ local function remove(job, result_key, log_key, items_key, keeps_dependents)
     release_key(job)
     call('ZREM', TTL, job.id)
     if not keeps_dependents then
-      note_end(job, 'cancelled')
-      keep.release_dependencies(job)
+      dependents.note_end(job, 'cancelled')
+      dependents.release(job)
     end
   end
   call('HINCRBY', META, state == COMPLETED and 'gone:c' or state == CANCELLED and 'gone:x' or 'gone', 1)

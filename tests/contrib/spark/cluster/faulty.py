@@ -23,7 +23,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
 
 from djqueue.contrib.spark.source import DjqueueDataSource
-from djqueue.storage.redis.staging import RedisStaging
+from djqueue.storage.redis.bulkwrites import RedisStaging
 from tests.support import eventually
 
 OWN = ("accident", "dies", "group", "marks")

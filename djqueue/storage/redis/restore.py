@@ -27,13 +27,13 @@ from djqueue.storage.snapshotspool import SnapshotSpool, SpooledJob
 from . import records
 from .enqueueing import RANKS
 from .keys import QueueKeys
-from .keyspace import Keyspace, answer
+from .keyspace import Keyspace
 from .limits import SharedLimits
 from .metrics import Metrics
 from .records import NUMBER, pack, pack_raw, pack_text, unpack
-from .removing import Removing
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
+from .sweeping import Removing
 
 STAGING, PUBLISHING, OPENING = b"staging", b"publishing", b"opening"
 LOCK = 30_000
@@ -99,7 +99,7 @@ class Restore:
             self._ask(b"DEL", self._lock)
 
     def _ask(self, *words: Any) -> Any:
-        return self._keyspace.run(answer(RedisCommand(words)))
+        return self._keyspace.ask(RedisCommand(words))
 
     def _renew(self) -> None:
         if self._ask(b"GET", self._lock) != self._name:
@@ -119,18 +119,18 @@ class Restore:
 
     def end_interrupted(self) -> bool:
         """Undo or complete an interrupted restore; return whether one was completed."""
-        found = self._ask(b"HMGET", self._marker, b"name", b"phase", b"queues")
-        if found[0] is None:
+        marker = self._ask(b"HMGET", self._marker, b"name", b"phase", b"queues")
+        if marker[0] is None:
             return False
-        name, self._name = self._name, found[0]
+        name, self._name = self._name, marker[0]
         self._ask(b"SET", self._lock, self._name, b"XX", b"PX", LOCK)
-        if found[1] == STAGING:
+        if marker[1] == STAGING:
             self.undo()
         else:
-            self.publish(list(unpack(found[2])))
+            self.publish(list(unpack(marker[2])))
         self._name = name
         self._ask(b"SET", self._lock, self._name, b"PX", LOCK)
-        return bool(found[1] != STAGING)
+        return bool(marker[1] != STAGING)
 
     def stage(self, spool: SnapshotSpool) -> list[str]:
         """Store everything, and close the queues; return their names."""
@@ -175,7 +175,7 @@ class Restore:
 
     def _move_on(self, phase: bytes) -> None:
         call = ScriptCall(script("restoring"), self._keyspace.common, [self._name, phase], sequence=False)
-        if not self._keyspace.run(answer(call)):
+        if not self._keyspace.ask(call):
             raise RestoreInProgressError("another process has taken over this restore")
 
     def publish(self, queues: Sequence[str]) -> None:
@@ -199,10 +199,10 @@ class Restore:
 
     def undo(self) -> None:
         """Delete what was staged, and open the queues, if this restore has begun."""
-        found = self._ask(b"HMGET", self._marker, b"name", b"queues")
-        if found[0] != self._name:
+        marker = self._ask(b"HMGET", self._marker, b"name", b"queues")
+        if marker[0] != self._name:
             return
-        queues: list[str] = list(unpack(found[1]))
+        queues: list[str] = list(unpack(marker[1]))
         self._move_on(STAGING)  # Nothing was published, even if the reply to `decide` was lost.
         for queue in queues:
             keys = self._keyspace.keys(queue)
@@ -214,8 +214,8 @@ class Restore:
         self._renew()
         keys = OpenKeys(self._keyspace.options.prefix, queue)
         closing = self._keyspace.keys(queue).key("restoring")
-        found = self._ask(b"GET", keys.key("restore:settings"))
-        self._keyspace.run(self._clear(keys, closing, [] if found is None else self._fields(queue, found)))
+        packed = self._ask(b"GET", keys.key("restore:settings"))
+        self._keyspace.run(self._clear(keys, closing, [] if packed is None else self._fields(queue, packed)))
         staged = keys.key("restore")
         heading = [
             records.pack_groups(self._keyspace.policy(queue)),
@@ -224,13 +224,11 @@ class Restore:
             else b"",
         ]
         while (ids := self._ask(b"LINDEX", staged, 0)) is not None:
-            theirs = [
-                key for one in unpack(ids) for key in (keys.result(one), keys.log_lines(one), keys.items(one))
-            ]
-            self._keyspace.run(answer(ScriptCall(script("restore"), keys, [*heading, ids], theirs)))
+            call = ScriptCall(script("restore"), keys, [*heading, ids], keys.of_jobs(unpack(ids)))
+            self._keyspace.ask(call)
             self._renew()
         common = self._keyspace.common
-        if found is None:
+        if packed is None:
             self._ask(b"SREM", common.key("queues"), pack_text(queue))
         else:
             self._ask(b"SADD", common.key("queues"), pack_text(queue))
@@ -245,9 +243,9 @@ class Restore:
         theirs = [closing, keys.key(f"gone:{name}"), keys.key("gone"), *self._metrics.all_keys(keys)]
         yield [ScriptCall(script("clear"), keys, [CLOSED, CLEARED, name, *fields], theirs)]
 
-    def _fields(self, queue: str, found: bytes) -> list[Any]:
+    def _fields(self, queue: str, packed: bytes) -> list[Any]:
         """Return what is set on a queue: the fields of `meta`, an empty value, and those of `groups`."""
-        record, deaths = unpack(found)
+        record, deaths = unpack(packed)
         settings = QueueSettings.of(queue, record)
         policy = self._keyspace.policy(queue)
         fields: list[Any] = [b"group_revision", 1]
@@ -258,10 +256,8 @@ class Restore:
         fields += (b"paused", 1) if settings.paused else ()
         fields += (b"deaths", deaths) if deaths else ()
         if settings.limits is not None:
-            rate, concurrency = settings.limits
-            fields += (b"limited", 1, b"capacity", b"" if rate is None else rate.capacity)
-            fields += (b"per", b"" if rate is None else rate.per)
-            fields += (b"concurrency", b"" if concurrency is None else concurrency)
+            capacity, per, concurrency = records.pack_limits(*settings.limits)
+            fields += (b"limited", 1, b"capacity", capacity, b"per", per, b"concurrency", concurrency)
         fields += (b"", b"")
         for group, limit in settings.groups.items():
             fields += (pack_text(group), _group_row(limit))

@@ -1,4 +1,4 @@
-"""The kinds of servers, and the clients for each.
+"""The kinds of servers, and clients of redis-py for each.
 
 All clients send a command once. redis-py would repeat it if the reply is lost, ten times since version 8,
 and might run a script twice; the storage knows which of its calls may be repeated. RESP2 is used: that
@@ -13,28 +13,39 @@ from typing import Any, TypeAlias
 
 import redis
 import redis.asyncio as aredis
+from redis import exceptions as errors
 from redis import sentinel
 from redis.asyncio import sentinel as asentinel
 from redis.asyncio.cluster import ClusterNode as AsyncClusterNode
+from redis.asyncio.cluster import PipelineCommand
+from redis.asyncio.cluster import RedisCluster as AsyncRedisCluster
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode
+from redis.cluster import ClusterNode, RedisCluster
 from redis.connection import AbstractConnection
-from redis.exceptions import RedisClusterException
+from redis.exceptions import (
+    AskError,
+    ClusterError,
+    MovedError,
+    RedisClusterException,
+    SlotNotCoveredError,
+    TryAgainError,
+)
 from redis.retry import Retry
 
 from djqueue.core.deadlines import remaining
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
+from djqueue.core.messages import in_one_line
 
-from .clusters import AsyncClusterClient, ClusterClient
 from .failover import FailoverWatch
-from .refusals import is_refusal, refused
 
-Client: TypeAlias = redis.Redis | ClusterClient
-AsyncClient: TypeAlias = aredis.Redis | AsyncClusterClient
+REFUSALS = ("WRONGPASS", "NOAUTH", "NOPERM", "AuthenticationError")
+"""Errors for a wrong password, no password, and missing permissions, as those of clusters and sentinels quote
+them."""
+Client: TypeAlias = "redis.Redis | ClusterClient"
+AsyncClient: TypeAlias = "aredis.Redis | AsyncClusterClient"
 Connection: TypeAlias = AbstractConnection
 Address: TypeAlias = tuple[str, int]
-
 TIMEOUT = 2.0
 """Default of TIMEOUT: seconds for connecting and for a reply."""
 SHORTEST = 0.001
@@ -47,7 +58,6 @@ MAX_CONNECTIONS = 100
 """Connections of a process or event loop to a single server; callers wait if all are in use."""
 NO_LIMIT = 10_000
 """The same where redis-py's pools can't wait: for threads with sentinels, and for each cluster node."""
-
 CLUSTER_ARGUMENTS = frozenset({"address_remap", "dynamic_startup_nodes", "require_full_coverage"})
 """Arguments of a cluster's client that its connections do not have."""
 
@@ -229,7 +239,7 @@ class Cluster(Endpoint):
     def describe(self) -> str:
         return f"redis cluster at {', '.join(map(spelled, self.addresses))}"
 
-    def client(self) -> ClusterClient:
+    def client(self) -> "ClusterClient":
         nodes = [ClusterNode(*address) for address in self.addresses]  # type: ignore[no-untyped-call]
         try:
             return ClusterClient(startup_nodes=nodes, **self._of_clients(Retry(NoBackoff(), 0)))
@@ -239,7 +249,7 @@ class Cluster(Endpoint):
                     raise refused(self.describe(), cause) from error
             raise StorageUnavailableError(f"{self.describe()} cannot be reached: {error}") from error
 
-    def async_client(self) -> AsyncClusterClient:
+    def async_client(self) -> "AsyncClusterClient":
         nodes = [AsyncClusterNode(*address) for address in self.addresses]
         return AsyncClusterClient(startup_nodes=nodes, **self._of_clients(AsyncRetry(NoBackoff(), 0)))
 
@@ -260,6 +270,27 @@ class Cluster(Endpoint):
             # close connections that other coroutines use.
             "reinitialize_steps": 0,
         }
+
+
+def spelled(address: Address) -> str:
+    """Return `host:port`."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return whether the server rejects the user or the password."""
+    # To the client these are connection errors, which it would retry.
+    kinds = (errors.AuthenticationError, errors.AuthorizationError, errors.NoPermissionError)
+    return isinstance(error, kinds) or any(word in str(error) for word in REFUSALS)
+
+
+def refused(where: str, error: BaseException) -> StorageUnavailableError:
+    """Return the error for a server that rejects the user or the password."""
+    return StorageUnavailableError(
+        f"{where} refuses access: {in_one_line(error).rstrip('.')}. Check the user name and the password in "
+        "the URL, in DJQUEUE['STORAGE'] or in the cache that it names, and the user's permissions (ACL)."
+    )
 
 
 class _InTime:
@@ -302,23 +333,6 @@ def _is_ssl(client: Any) -> bool:
     return issubclass(client.connection_pool.connection_class, redis.SSLConnection)
 
 
-class _NamedByAddress:
-    """Clients whose representation is only their address: that of some redis-py versions has the password."""
-
-    def __repr__(self) -> str:
-        this: Any = self
-        arguments = this.connection_pool.connection_kwargs
-        return spelled((arguments["host"], arguments["port"]))
-
-
-class _SentinelClient(_NamedByAddress, redis.Redis):
-    pass
-
-
-class _AsyncSentinelClient(_NamedByAddress, aredis.Redis):  # type: ignore[misc]  # redis-py's own bases
-    pass
-
-
 class _Sentinels(sentinel.Sentinel):
     """Sentinels; an announced master is used before all of them agree."""
 
@@ -346,6 +360,23 @@ class _AsyncSentinels(asentinel.Sentinel):
     async def discover_master(self, service_name: str) -> Address:
         announced = self.watch.announced if self.watch is not None else None
         return announced or await super().discover_master(service_name)
+
+
+class _NamedByAddress:
+    """Clients whose representation is only their address: that of some redis-py versions has the password."""
+
+    def __repr__(self) -> str:
+        this: Any = self
+        arguments = this.connection_pool.connection_kwargs
+        return spelled((arguments["host"], arguments["port"]))
+
+
+class _SentinelClient(_NamedByAddress, redis.Redis):
+    pass
+
+
+class _AsyncSentinelClient(_NamedByAddress, aredis.Redis):  # type: ignore[misc]  # redis-py's own bases
+    pass
 
 
 class _MasterConnection(_InTime, sentinel.SentinelManagedConnection):
@@ -377,7 +408,7 @@ class _MasterConnection(_InTime, sentinel.SentinelManagedConnection):
             raise
         if role[0] != b"master":
             this.disconnect()
-            raise redis.ConnectionError(not_master(address, role))
+            raise redis.ConnectionError(_not_master(address, role))
         if self.epoch != this.connection_pool.sentinel_manager.watch.epoch:
             this.disconnect()
             raise redis.ConnectionError(f"{spelled(address)} was replaced as the master")
@@ -413,7 +444,7 @@ class _AsyncMasterConnection(asentinel.SentinelManagedConnection):
             raise
         if role[0] != b"master":
             await self.disconnect(nowait=True)
-            raise redis.ConnectionError(not_master(address, role))
+            raise redis.ConnectionError(_not_master(address, role))
         if self.epoch != self.connection_pool.sentinel_manager.watch.epoch:
             await self.disconnect(nowait=True)
             raise redis.ConnectionError(f"{spelled(address)} was replaced as the master")
@@ -427,12 +458,83 @@ class _AsyncMasterPool(asentinel.SentinelConnectionPool, aredis.BlockingConnecti
     """Connections to the master; callers wait if all are in use."""
 
 
-def spelled(address: Address) -> str:
-    """Return `host:port`."""
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def not_master(address: Address, role: Any) -> str:
+def _not_master(address: Address, role: Any) -> str:
     """Return the error for a server that is not the master, although the sentinels name it."""
     return f"{spelled(address)} is not the master: its role is {role[0].decode()}"
+
+
+class ClusterClient(RedisCluster):
+    """A client with redis-py's usual errors for temporary failures, which takes command names as bytes.
+
+    Without retries it still follows MOVED, ASK and TRYAGAIN, up to 16 times for a command. No option changes
+    two things (redis-py 8.1): a pipeline of the synchronous client repeats commands without a reply, and one
+    of the asynchronous client never reads the nodes again when one is gone. Single commands do neither.
+    """
+
+    def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().execute_command(  # type: ignore[no-untyped-call]
+                _text(args[0]), *args[1:], **kwargs
+            )
+        except (RedisClusterException, ClusterError) as error:
+            raise (_temporary_error(error) or error) from error.__cause__
+
+
+class AsyncClusterClient(AsyncRedisCluster):
+    """The same for asyncio. Commands for a slot that is moving reach the node that ASK names."""
+
+    async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await super().execute_command(_text(args[0]), *args[1:], **kwargs)
+        except (RedisClusterException, ClusterError) as error:
+            raise (_temporary_error(error) or error) from error.__cause__
+
+    async def _execute_command(self, target_node: Any, *args: Any, **kwargs: Any) -> Any:
+        node: Any = _AskedNode(self, target_node)
+        return await super()._execute_command(node, *args, **kwargs)
+
+
+class _AskedNode:
+    """A node that follows ASK.
+
+    redis-py sends ASKING and the command one after the other, each on the connection that has been free
+    for longest. These are two connections if several are free, and the command is refused.
+    """
+
+    def __init__(self, client: AsyncClusterClient, node: Any) -> None:
+        self._client = client
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await self._node.execute_command(*args, **kwargs)
+        except MovedError:  # a kind of AskError
+            raise
+        except AskError as error:
+            target = self._client.get_node(*error.node_addr)
+            if target is None:
+                raise
+        commands = [PipelineCommand(0, "ASKING"), PipelineCommand(1, *args)]
+        await target.execute_pipeline(commands)
+        answer = commands[1].result
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def _text(command: Any) -> Any:
+    return command.decode() if isinstance(command, bytes) else command
+
+
+def _temporary_error(error: Exception) -> redis.RedisError | None:
+    """Return the usual error for a temporary one; None if something is wrong with the command."""
+    if isinstance(error, SlotNotCoveredError):
+        return redis.ConnectionError(str(error))
+    if isinstance(error, RedisClusterException) and error.__cause__ is not None:
+        return redis.ConnectionError(str(error))  # no node could be reached
+    if type(error) is ClusterError:
+        return TryAgainError("the cluster slot is being moved")  # the command was redirected too often
+    return None

@@ -1,6 +1,6 @@
 """Waiting jobs that no live worker can run."""
 
-from djqueue.contrib.celery import names
+from djqueue.contrib.celery import values
 from djqueue.core.engine import Engine
 from djqueue.core.job import WorkerInfo
 from djqueue.core.overview import QueueOverview
@@ -39,9 +39,9 @@ def test_quiet_worker_handles_its_names_and_stopping_worker_does_not():
 
 
 def test_values_of_celery_need_no_worker():
-    assert names.DECLARED_QUEUE in RECORDS
-    assert names.EXCHANGE in RECORDS
-    assert names.RESULT in RECORDS
+    assert values.DECLARED_QUEUE in RECORDS
+    assert values.EXCHANGE in RECORDS
+    assert values.RESULT in RECORDS
     rows = [queue("celery.results", **dict.fromkeys(RECORDS, 1))]
     assert unhandled(rows, [worker("other")]) == []
 

@@ -86,9 +86,9 @@ def write(df: "DataFrame", options: Mapping[str, str]) -> "WriteReport | None":
     from djqueue.core.errors import DjqueueError, OptionError
 
     from . import requirements as requirements
+    from .locations import REMEDY, has_password
     from .options import WriteOptions, key_of
     from .project import with_defaults
-    from .secrets import REMEDY, has_password
     from .writing import WriteReport
 
     all_options = with_defaults(options)

@@ -12,10 +12,10 @@ from djqueue.core.errors import DjqueueError, OptionError
 from djqueue.core.options import check_text
 from djqueue.storage.base import Storage
 
+from .arrow import slices_of
 from .columns import Columns
 from .options import CANCEL, DELETE, RETRY, UPDATE, WriteOptions, parse
 from .rows import RowReader
-from .values import slices_of
 
 READ_BATCH = 200
 """Maximum number of jobs to read at once."""

@@ -15,9 +15,9 @@ from djqueue.core.options import EnqueueOptions, JobKey, check_text
 from djqueue.core.queue import KEYED
 from djqueue.storage.staging import CHUNK
 
+from .arrow import rows_of, slices_of
 from .columns import Columns, JobColumns, with_given_backoff
 from .options import DEAD, DEPENDS_ON, FAIL, dependencies, job_options, parse, value_of_text
-from .values import rows_of, slices_of
 
 CHUNK_BYTES = 1024 * 1024
 """Encoded bytes of a chunk, unless a single job has more."""

@@ -1,7 +1,11 @@
-"""Implement the pipeline commands. `parser` defines their arguments."""
+"""Implement the pipeline commands. `parser` defines their arguments.
 
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+Run a command line, and return its exit code.
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -9,18 +13,17 @@ from typing import TYPE_CHECKING
 
 from djqueue.contrib.spark import write
 from djqueue.contrib.spark.aliases import alias_of, is_added
-from djqueue.contrib.spark.locations import DATABASES, storage_at
+from djqueue.contrib.spark.locations import DATABASES, resolved, storage_at
 from djqueue.contrib.spark.options import key_of
-from djqueue.contrib.spark.secrets import resolved
 from djqueue.contrib.spark.writing import WriteReport
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
-from djqueue.core.errors import ConfigurationError, OptionError
+from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError
 from djqueue.storage.base import Storage
 
-from .backfill import backfill
+from .backfill import KINDS, Source, backfill
+from .parser import HELP, PipelineHelpFormatter, add_commands
 from .session import readable_errors, session
-from .sources import KINDS, Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -275,3 +278,36 @@ def _counts_text(done: Mapping[str, int], words: Mapping[str, str]) -> str:
 def start_of_hour(at: datetime) -> datetime:
     """Return the start of the hour that contains a time, in UTC."""
     return at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+
+
+DONE, FAILED, WRONG = 0, 1, 2
+
+
+def parser() -> ArgumentParser:
+    """Return the parser of `python -m djqueue.contrib.spark`."""
+    parser = ArgumentParser(
+        prog="python -m djqueue.contrib.spark", description=HELP, formatter_class=PipelineHelpFormatter
+    )
+    add_commands(parser, is_project=False)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command line. Returns the exit code."""
+    args = parser().parse_args(argv)
+    prefix = {"keyPrefix": args.key_prefix} if args.key_prefix else {}
+    context = PipelineContext({"url": args.url, **prefix}, database=getattr(args, "database", None))
+    try:
+        run(args, context, _print)
+    except OptionError as error:
+        sys.stderr.write(f"{error}\n")
+        return WRONG
+    except DjqueueError as error:
+        sys.stderr.write(f"{error}\n")
+        return FAILED
+    return DONE
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()

@@ -7,8 +7,7 @@ from typing import Any
 
 from djqueue.core.states import TERMINAL
 
-from .backfill import PRIORITY
-from .sources import DAY, KINDS
+from .backfill import DAY, KINDS, PRIORITY
 
 MASTER = "local[*]"
 

@@ -181,9 +181,9 @@ class _Scrape:
 
     def _read_workers(self, wanted: int) -> None:
         for state in WORKER_STATES:
-            self._add("djqueue_workers", (state,), sum(one.state == state for one in self.workers))
-        self._add("djqueue_worker_slots", (), sum(one.concurrency for one in self.workers))
-        self._add("djqueue_worker_active_jobs", (), sum(one.active for one in self.workers))
+            self._add("djqueue_workers", (state,), sum(worker.state == state for worker in self.workers))
+        self._add("djqueue_worker_slots", (), sum(worker.concurrency for worker in self.workers))
+        self._add("djqueue_worker_active_jobs", (), sum(worker.active for worker in self.workers))
         self._add("djqueue_workers_wanted", (), wanted)
 
     def _every_queue(self) -> Iterator[str]:

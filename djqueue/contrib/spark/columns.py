@@ -109,10 +109,10 @@ class Columns:
     def option_columns(self) -> set[str]:
         """The columns with queues, jobs' names, ids and options."""
         options = self.options
-        found = {self.id_column, *self.per_row.values()}
-        found.add(options.queue_column if options.queue is None else None)
-        found.add(options.job_column if options.job is None else None)
-        return {column for column in found if column is not None}
+        columns = {self.id_column, *self.per_row.values()}
+        columns.add(options.queue_column if options.queue is None else None)
+        columns.add(options.job_column if options.job is None else None)
+        return {column for column in columns if column is not None}
 
     @cached_property
     def needed(self) -> frozenset[str]:
@@ -140,9 +140,9 @@ class Columns:
     def _too_large(self, sizes: Mapping[str, int], size: int) -> str:
         """Return the error of a payload that is too large. It names the largest column."""
         column = max(sizes, key=sizes.__getitem__)
-        mine = min(sizes[column], size)
+        largest = min(sizes[column], size)
         return (
-            f"payload: column {column!r} has {mine} of {size} bytes, but maxPayloadBytes is "
+            f"payload: column {column!r} has {largest} of {size} bytes, but maxPayloadBytes is "
             f"{self.options.max_payload}: raise it, or store large data elsewhere and pass a reference"
         )
 
@@ -225,8 +225,8 @@ def _check_payload(options: WriteOptions, payload: str | None, *arguments: str |
 def _check_dropped(plan: Columns, columns: Sequence[str]) -> None:
     """Raise OptionError if a column is the payload only because of its name, and others would be lost."""
     options = plan.options
-    given = (options.payload_column, options.args_column, options.kwargs_column)
-    if any(given) or options.payload_format != "value":
+    named = (options.payload_column, options.args_column, options.kwargs_column)
+    if any(named) or options.payload_format != "value":
         return
     dropped = [name for name in columns if name not in plan.needed]
     for role, column in (("payload", plan.payload), ("args", plan.args), ("kwargs", plan.kwargs)):

@@ -1,11 +1,8 @@
-"""Read a storage's tables, on the driver and in tasks, without depending on Spark.
-
-Read job events as a stream, on the driver and in tasks, without depending on Spark.
-"""
+"""Read a storage's tables and streams of events, on the driver and in tasks, without depending on Spark."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from djqueue.core.errors import OptionError
 from djqueue.storage.base import Storage
@@ -13,12 +10,12 @@ from djqueue.storage.bulkwrites import BulkWriteReport, BulkWriteReports
 from djqueue.storage.export import Export, ExportFilter, ExportPart, Page
 from djqueue.storage.feed import Feed, FeedRange, Places
 
+from .arrow import batch_of
 from .locations import storage_at
 from .options import EARLIEST, ReadOptions
-from .tables import Column
 
 if TYPE_CHECKING:
-    from pyarrow import Array, DataType, RecordBatch
+    from pyarrow import RecordBatch
 
 
 class Read:
@@ -62,116 +59,6 @@ class Read:
                     batch = batch_of(self.columns, page)
                     if batch.num_rows:
                         yield batch
-
-
-def export_of(storage: Storage, table: str) -> Export:
-    """Return the export that reads a table. Raises OptionError if the storage has no such table."""
-    if table == "imports" and storage.capabilities.bulk_writes is not None:
-        return ReportExport(storage.capabilities.bulk_writes)
-    export = storage.capabilities.export
-    if export is None:
-        raise OptionError(f"url: {storage.describe()} does not support reads")
-    if table not in export.tables:
-        others = {"imports": storage.capabilities.bulk_writes, "events": storage.capabilities.feed}
-        known = ", ".join(sorted(export.tables | {name for name, has in others.items() if has is not None}))
-        raise OptionError(
-            f"table: {table} is stored in the project's database, not in {storage.describe()}: use the "
-            f"database's URL; this storage has {known}"
-        )
-    return export
-
-
-def batch_of(columns: Sequence[Column], page: Page) -> "RecordBatch":
-    """Convert a page to Arrow; missing columns are null."""
-    import pyarrow
-
-    count = len(next(iter(page.values()), ()))
-    arrays = [_array(page.get(column.name), _type(column.type), count) for column in columns]
-    return pyarrow.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
-
-
-def _array(values: Sequence[Any] | None, kind: "DataType", count: int) -> "Array":
-    import pyarrow
-
-    if values is None:
-        return pyarrow.nulls(count, kind)
-    if pyarrow.types.is_timestamp(kind):
-        return _array(values, pyarrow.int64(), count).cast(pyarrow.timestamp("ms", "UTC")).cast(kind)
-    if count > 1 and values[0] == values[-1] and values.count(values[0]) == count:
-        # Most columns have a single value per page, such as a name or a state.
-        return pyarrow.repeat(_array(values[:1], kind, 1)[0], count)
-    if kind == pyarrow.string():
-        try:
-            return pyarrow.array(values, kind)
-        except UnicodeEncodeError:
-            # File names may contain lone surrogates, which Spark cannot represent.
-            return pyarrow.array([_encodable(value) for value in values], kind)
-    return pyarrow.array(values, kind)
-
-
-def _encodable(value: str | None) -> str | None:
-    return None if value is None else value.encode(errors="backslashreplace").decode()
-
-
-def _type(name: str) -> "DataType":
-    import pyarrow
-
-    return {
-        "string": pyarrow.string(),
-        "int": pyarrow.int32(),
-        "bigint": pyarrow.int64(),
-        "double": pyarrow.float64(),
-        "boolean": pyarrow.bool_(),
-        "binary": pyarrow.binary(),
-        "timestamp": pyarrow.timestamp("us", "UTC"),
-        "array<string>": pyarrow.list_(pyarrow.string()),
-    }[name]
-
-
-class ReportExport(Export):
-    """Export of bulk write reports. They are at most a thousand, so one part has them all."""
-
-    tables = frozenset({"imports"})
-
-    def __init__(self, imports: BulkWriteReports) -> None:
-        self._imports = imports
-
-    def parts(self, wanted: ExportFilter, count: int) -> list[ExportPart]:
-        """Return the only part."""
-        return [ExportPart("", 0, 0, 0)]
-
-    def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
-        """Yield the reports of bulk writes in pages."""
-        after: str | None = None
-        while True:
-            found, after = self._imports.page(size, after)
-            yield _page(found)
-            if after is None:
-                return
-
-
-def _page(found: list[BulkWriteReport]) -> Page:
-    return {
-        "write": [one.write for one in found],
-        "app": [one.app for one in found],
-        "version": [one.version for one in found],
-        "state": [one.state for one in found],
-        "operation": [one.operation for one in found],
-        "queues": [one.queues for one in found],
-        "names": [one.names for one in found],
-        "started_at": [one.started_at for one in found],
-        "updated_at": [one.updated_at for one in found],
-        "finished_at": [one.finished_at or None for one in found],
-        "rows": [one.rows for one in found],
-        "inserted": [one.inserted for one in found],
-        "duplicates": [one.duplicates for one in found],
-        "rejected": [sum(one.rejected.values()) for one in found],
-        "skipped": [one.skipped for one in found],
-        "batches": [one.batches or None for one in found],
-        "spark": [one.spark or None for one in found],
-        "user": [one.user or None for one in found],
-        "error": [one.error or None for one in found],
-    }
 
 
 class JobEventStream:
@@ -231,6 +118,25 @@ class JobEventStream:
                 yield batch_of(self.columns, page)
 
 
+def export_of(storage: Storage, table: str) -> Export:
+    """Return the export that reads a table. Raises OptionError if the storage has no such table."""
+    if table == "imports" and storage.capabilities.bulk_writes is not None:
+        return ReportExport(storage.capabilities.bulk_writes)
+    export = storage.capabilities.export
+    if export is None:
+        raise OptionError(f"url: {storage.describe()} does not support reads")
+    if table not in export.tables:
+        others = {"imports": storage.capabilities.bulk_writes, "events": storage.capabilities.feed}
+        known = ", ".join(
+            sorted(export.tables | {name for name, reader in others.items() if reader is not None})
+        )
+        raise OptionError(
+            f"table: {table} is stored in the project's database, not in {storage.describe()}: use the "
+            f"database's URL; this storage has {known}"
+        )
+    return export
+
+
 def feed_of(storage: Storage) -> Feed:
     """Return the events of a storage. Raises OptionError if it stores none."""
     if storage.capabilities.feed is None:
@@ -238,3 +144,49 @@ def feed_of(storage: Storage) -> Feed:
             f"table: {storage.describe()} stores no events: read the tables attempts and jobs instead"
         )
     return storage.capabilities.feed
+
+
+class ReportExport(Export):
+    """Export of bulk write reports. They are at most a thousand, so one part has them all."""
+
+    tables = frozenset({"imports"})
+
+    def __init__(self, imports: BulkWriteReports) -> None:
+        self._imports = imports
+
+    def parts(self, wanted: ExportFilter, count: int) -> list[ExportPart]:
+        """Return the only part."""
+        return [ExportPart("", 0, 0, 0)]
+
+    def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
+        """Yield the reports of bulk writes in pages."""
+        after: str | None = None
+        while True:
+            reports, after = self._imports.page(size, after)
+            yield _page(reports)
+            if after is None:
+                return
+
+
+def _page(reports: list[BulkWriteReport]) -> Page:
+    return {
+        "write": [report.write for report in reports],
+        "app": [report.app for report in reports],
+        "version": [report.version for report in reports],
+        "state": [report.state for report in reports],
+        "operation": [report.operation for report in reports],
+        "queues": [report.queues for report in reports],
+        "names": [report.names for report in reports],
+        "started_at": [report.started_at for report in reports],
+        "updated_at": [report.updated_at for report in reports],
+        "finished_at": [report.finished_at or None for report in reports],
+        "rows": [report.rows for report in reports],
+        "inserted": [report.inserted for report in reports],
+        "duplicates": [report.duplicates for report in reports],
+        "rejected": [sum(report.rejected.values()) for report in reports],
+        "skipped": [report.skipped for report in reports],
+        "batches": [report.batches or None for report in reports],
+        "spark": [report.spark or None for report in reports],
+        "user": [report.user or None for report in reports],
+        "error": [report.error or None for report in reports],
+    }

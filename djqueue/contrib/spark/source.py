@@ -23,8 +23,9 @@ from .columns import check_kinds
 from .locations import REMEDY, has_password
 from .options import ReadOptions, WriteOptions
 from .reading import JobEventStream, Read
+from .reporting import TaskReport
 from .tables import EVENTS, ddl
-from .writing import TaskReport, Write
+from .writing import Write
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

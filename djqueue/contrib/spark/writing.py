@@ -7,7 +7,7 @@ enqueue the jobs, and the driver only counts them.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 from secrets import token_hex
@@ -27,7 +27,7 @@ from .columns import JobColumns
 from .locations import staging_of, storage_at
 from .options import DIRECT, ENQUEUE, STAGED, WriteOptions
 from .publishing import Checksum, DriverPublisher, frame_of
-from .reporting import WriteReporter, aborted, new_report, refuse_used_name
+from .reporting import TaskReport, WriteReport, WriteReporter, aborted, new_report, refuse_used_name
 from .rows import CHUNK_BYTES, Chunk, KeyedQueues, job_reader
 from .throttling import StorageRetry, WriteThrottle
 
@@ -35,118 +35,10 @@ DIRECT_JOBS = 100
 """Jobs of one batch in direct mode. Redis takes about 5 ms for them: their ids may exist, unlike new ones."""
 CHUNKS_TOGETHER = 100
 """Maximum number of chunks that a task stages in one call."""
-NAMED_QUEUES = 10
-"""Maximum number of queues that a report's summary names."""
 LONGEST_RUN = 500
 """Maximum length of `TaskReport.run`; a project may choose the name of its job group."""
 ANONYMOUS_TTL = 7 * 86_400_000
 """Milliseconds to remember that a write without `txnAppId` was published."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskReport:
-    """The report of one task to the driver."""
-
-    part: str
-    """The partition's number, a dot, and an id of the task attempt."""
-    chunks: dict[str, str] = field(default_factory=dict)
-    """By queue, one character for each staged chunk."""
-    rows: int = 0
-    enqueued: dict[str, Counts] = field(default_factory=dict)
-    """Counts of directly enqueued jobs, by queue."""
-    rejected: dict[str, int] = field(default_factory=dict)
-    """Invalid rows, by reason."""
-    changed: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Results of changes to existing jobs, by queue."""
-    names: tuple[str, ...] = ()
-    """Names of the jobs."""
-    spark: str = ""
-    """The id of the Spark application."""
-    run: str = ""
-    """The Spark application and the run of a streaming query, if the write is in its `foreachBatch`."""
-    content: int = 0
-    """A checksum of the staged jobs, whatever their order."""
-
-    @property
-    def counts(self) -> Counts:
-        """Counts of directly enqueued jobs in all queues."""
-        return sum(self.enqueued.values(), Counts())
-
-
-@dataclass(frozen=True, kw_only=True)
-class WriteReport:
-    """The result of a write.
-
-    `rows` is the sum of `inserted`, `duplicates` and `rejected`, or, if existing jobs were changed, of
-    `answers` and `rejected`.
-    """
-
-    write: str
-    app: str
-    version: int
-    queues: tuple[str, ...]
-    rows: int
-    counts: Counts
-    rejected: dict[str, int]
-    skipped: bool = False
-    """Whether this version had already been published, so that nothing was done."""
-    operation: str = ENQUEUE
-    answers: dict[str, int] = field(default_factory=dict)
-    """Results of changes to existing jobs, as the storage returns them, such as retried or not_failed."""
-
-    @classmethod
-    def of(cls, found: BulkWriteReport) -> "WriteReport":
-        """Convert the report that the storage saved."""
-        total = found.total
-        return cls(
-            write=found.write,
-            app=found.app,
-            version=found.version,
-            queues=found.queues,
-            rows=found.rows,
-            counts=Counts(total.inserted, total.duplicates, rejected=total.dead_letters),
-            rejected=dict(found.rejected),
-            skipped=found.skipped,
-            operation=found.operation,
-            answers=dict(found.answers),
-        )
-
-    @property
-    def dead_letters(self) -> int:
-        """Rejected rows that became dead letters."""
-        return self.counts.rejected
-
-    @property
-    def inserted(self) -> int:
-        """Number of new jobs."""
-        return self.counts.queued
-
-    @property
-    def duplicates(self) -> int:
-        """Number of rows whose jobs existed or had completed."""
-        return self.counts.duplicates + self.counts.completed
-
-    def __str__(self) -> str:
-        """Return a summary in one line."""
-        done = {} if self.skipped else {"inserted": self.inserted, "duplicates": self.duplicates}
-        if self.operation != ENQUEUE:
-            done = dict(sorted(self.answers.items()))
-        words = [f"{self.rows:,} rows", *(f"{number:,} {word}" for word, number in done.items() if number)]
-        if self.rejected:
-            reasons = ", ".join(f"{reason}: {number:,}" for reason, number in sorted(self.rejected.items()))
-            words.append(f"{sum(self.rejected.values()):,} rejected ({reasons})")
-        if self.dead_letters:
-            words.append(f"{self.dead_letters:,} of these are dead letters")
-        if self.skipped:
-            jobs = f" with {self.inserted:,} jobs" if self.inserted else ""
-            words.append(
-                f"nothing enqueued: version {self.version} of {self.app} had already been published{jobs}"
-            )
-        where = ", ".join(self.queues[:NAMED_QUEUES])
-        if len(self.queues) > NAMED_QUEUES:
-            where = f"{len(self.queues):,} queues ({where}, …)"
-        where = where and f" in {where}"
-        return f"{self.operation}{where}: {'; '.join(words)} (write {self.write})"
 
 
 class Write:
@@ -252,10 +144,10 @@ class Write:
     ) -> dict[str, str]:
         send, lifetime = self._retrying(), int(self.options.stage_ttl * 1_000)
         kinds: dict[str, str] = {}
-        for some in _together(chunks):
-            names.update((chunk.name, None) for chunk in some)
-            tagged = [self._tagged(chunk.batches) for chunk in some]
-            staged = {chunk.queue: len(kinds.get(chunk.queue, "")) for chunk in some}
+        for group in _together(chunks):
+            names.update((chunk.name, None) for chunk in group)
+            tagged = [self._tagged(chunk.batches) for chunk in group]
+            staged = {chunk.queue: len(kinds.get(chunk.queue, "")) for chunk in group}
             for queue, added in send(staging.stage_all, self.id, part, tagged, staged, lifetime).items():
                 kinds[queue] = kinds.get(queue, "") + added
         return kinds
@@ -304,8 +196,8 @@ class Write:
         for task in tasks:
             rejected.update(task.rejected)
             counts += task.counts
-            for found in task.changed.values():
-                answers.update(found)
+            for results in task.changed.values():
+                answers.update(results)
         number = version if version is not None else self.options.version or 0
         skipped = False
         with closing(self.storage()) as storage:
@@ -407,17 +299,17 @@ class Write:
 
 def _together(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
     """Group chunks to stage in one call: many small ones, or a large one."""
-    some: list[Chunk] = []
+    group: list[Chunk] = []
     jobs = size = 0
     for chunk in chunks:
-        some.append(chunk)
+        group.append(chunk)
         size += chunk.encoded
         jobs += chunk.size
-        if len(some) >= CHUNKS_TOGETHER or jobs >= CHUNK or size >= CHUNK_BYTES:
-            yield some
-            some, jobs, size = [], 0, 0
-    if some:
-        yield some
+        if len(group) >= CHUNKS_TOGETHER or jobs >= CHUNK or size >= CHUNK_BYTES:
+            yield group
+            group, jobs, size = [], 0, 0
+    if group:
+        yield group
 
 
 def _split(batch: Batch, size: int) -> Iterator[Batch]:

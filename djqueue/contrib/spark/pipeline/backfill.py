@@ -1,6 +1,6 @@
-"""Read files, tables or queries, whole or day by day, and select and rename columns.
+"""Sources of rows (files, tables or queries), and backfills, which load them day by day.
 
-Load a range of days, one at a time and each once. A second run continues where the first one stopped.
+Each day is loaded once: a second run of a backfill continues where the first one stopped.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from djqueue.contrib.spark import write
 from djqueue.contrib.spark.options import key_of
-from djqueue.contrib.spark.writing import WriteReport
+from djqueue.contrib.spark.reporting import WriteReport
 from djqueue.core.errors import OptionError
 from djqueue.core.suggest import nearest
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 PARQUET, CSV, JSON, TABLE, SQL = KINDS = ("parquet", "csv", "json", "table", "sql")
 DAY = "{date}"
 """Placeholder for the day in a path or query, such as 2026-01-31."""
+PRIORITY = -10
+"""Default priority of a backfill, which places its jobs behind new ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,21 +87,6 @@ class Source:
         return rows.withColumnsRenamed(dict(self.renamed)) if self.renamed else rows
 
 
-def _check(wanted: list[str], columns: list[str]) -> None:
-    for name in wanted:
-        if name not in columns:
-            raise OptionError(f"no column {name!r}{nearest(name, columns)}")
-
-
-def _named(column: str) -> str:
-    """Quote a column name, so that dots are part of it."""
-    return "`" + column.replace("`", "``") + "`"
-
-
-PRIORITY = -10
-"""Default priority, which places the jobs behind new ones."""
-
-
 def backfill(
     spark: "SparkSession", source: Source, name: str, since: date, until: date, options: Mapping[str, str]
 ) -> Iterator[tuple[date, WriteReport | None]]:
@@ -115,12 +102,12 @@ def backfill(
         options: Options of the writes.
     """
     source.check_days()
-    is_said = {"priority", "prioritycolumn"} & {key_of(option) for option in options}
-    given = options if is_said else {"priority": str(PRIORITY), **options}
+    has_priority = {"priority", "prioritycolumn"} & {key_of(option) for option in options}
+    options_of_all = options if has_priority else {"priority": str(PRIORITY), **options}
     for day in days(since, until):
         version = day.strftime("%Y%m%d")
         named = {"txnAppId": f"{name} {day}", "txnVersion": version}
-        yield day, write(source.of_day(spark, day), {**given, **named})
+        yield day, write(source.of_day(spark, day), {**options_of_all, **named})
 
 
 def days(since: date, until: date) -> Iterator[date]:
@@ -131,3 +118,14 @@ def days(since: date, until: date) -> Iterator[date]:
         )
     for number in range((until - since).days):
         yield since + timedelta(days=number)
+
+
+def _check(wanted: list[str], columns: list[str]) -> None:
+    for name in wanted:
+        if name not in columns:
+            raise OptionError(f"no column {name!r}{nearest(name, columns)}")
+
+
+def _named(column: str) -> str:
+    """Quote a column name, so that dots are part of it."""
+    return "`" + column.replace("`", "``") + "`"

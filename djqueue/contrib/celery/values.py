@@ -26,7 +26,7 @@ RESULT, RESULTS = "celery.result", "celery.results"
 
 JSON = "application/json"
 SHORTEST_RETENTION = 1
-"""Milliseconds for which ended jobs are kept that have no result."""
+"""Milliseconds for which the record of an ended job is kept at least."""
 FOREVER = 100 * 365 * 86_400_000
 """Milliseconds, for values that do not expire."""
 VALUE_OPTIONS = JobOptions(

@@ -61,21 +61,10 @@ class Columns:
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
         self.options = options
         _check_names(columns)
-        wanted = {
-            "queueColumn": options.queue_column,
-            "jobColumn": options.job_column,
-            "payloadColumn": options.payload_column,
-            "argsColumn": options.args_column,
-            "kwargsColumn": options.kwargs_column,
-            **{f"{camel(name)}Column": column for name, column in options.columns.items()},
-        }
-        for option, column in wanted.items():
-            if column is not None and column not in columns:
+        named = options.named_columns()
+        for option, column in named:
+            if column not in columns:
                 raise OptionError(f"{option}: no column {column!r}{nearest(column, columns)}")
-        for option, names in (("includeColumns", options.include or ()), ("excludeColumns", options.exclude)):
-            for column in names:
-                if column not in columns:
-                    raise OptionError(f"{option}: no column {column!r}{nearest(column, columns)}")
         self.payload = options.payload_column or _own("payload", columns)
         self.args = options.args_column or _own("args", columns)
         self.kwargs = options.kwargs_column or _own("kwargs", columns)
@@ -84,7 +73,7 @@ class Columns:
                 "payloadColumn can't be combined with argsColumn or kwargsColumn: remove one of them"
             )
         _check_payload(options, self.payload, self.args, self.kwargs)
-        taken = {column for column in wanted.values() if column is not None}
+        taken = {column for _, column in named}
         self.others: tuple[str, ...] = ()
         if self.payload is None and self.args is None and self.kwargs is None:
             chosen = options.include if options.include is not None else columns
@@ -148,7 +137,7 @@ class Columns:
 
     def _payload_encoder(self, encode: Callable[[Any], bytes]) -> Callable[[Mapping[str, Any]], bytes]:
         if self.payload is not None:
-            return _payload_reader(self.payload, self.options.payload_format, encode)
+            return _column_encoder(self.payload, self.options.payload_format, encode)
         if self.args is None and self.kwargs is None:
             names = self.others
             if self.all_others:
@@ -357,7 +346,7 @@ def _sample(kind: Any) -> Any:
         raise UnknownType(name) from None
 
 
-def _payload_reader(
+def _column_encoder(
     column: str, form: str, encode: Callable[[Any], bytes]
 ) -> Callable[[Mapping[str, Any]], bytes]:
     if form == "value":

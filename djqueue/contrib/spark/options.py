@@ -442,6 +442,16 @@ class WriteOptions:
             raise OptionError(f"{camel(name)}: set as an option and as a column: remove one of them")
         return cls(**values)
 
+    def named_columns(self) -> list[tuple[str, str]]:
+        """Return the columns that options name, each with the name of its option."""
+        named = []
+        for option in WRITE_OPTIONS:
+            if option.name.endswith(("Column", "Columns")):
+                value = self.columns.get(option.field) if option.group else getattr(self, option.field)
+                columns = (value,) if isinstance(value, str) else value or ()
+                named += [(option.name, column) for column in columns]
+        return named
+
 
 def _check_combinations(values: Mapping[str, Any]) -> None:
     """Raise OptionError for an option that would have no effect beside the others."""

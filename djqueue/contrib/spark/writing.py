@@ -106,28 +106,33 @@ class Write:
         with closing(self.storage()) as storage:
             if isinstance(self.plan, ChangeColumns):
                 return self._change(self.plan, storage, part, batches)
-            rows = job_reader(
+            reader = job_reader(
                 self.plan,
                 self.options.batch_size,
                 keyed=KeyedQueues(lambda queues: self._retrying()(storage.reads.group_modes, queues)),
                 states=lambda queue, ids: self._retrying()(storage.reads.states, queue, ids),
                 partition=_partition(part),
             )
-            names = dict[str, None]()
+            chunks, names = reader.chunks(batches), dict[str, None]()
+            staged, enqueued, content = dict[str, str](), dict[str, Counts](), 0
             if self.options.dry_run:
-                for _ in rows.chunks(batches):
+                for _ in chunks:
                     pass
-                return TaskReport(part=part, rows=rows.read, rejected=dict(rows.rejected))
-            if self.options.delivery == DIRECT:
-                enqueued = self._enqueue(storage, rows.chunks(batches), names)
-                report = TaskReport(
-                    part=part, rows=rows.read, enqueued=enqueued, rejected=dict(rows.rejected)
-                )
-                return replace(report, names=tuple(names))
-            staged = Checksum(rows.chunks(batches))
-            chunks = self._stage(staging_of(storage), part, staged, names)
-        report = TaskReport(part=part, chunks=chunks, rows=rows.read, rejected=dict(rows.rejected))
-        return replace(report, names=tuple(names), content=staged.value)
+            elif self.options.delivery == DIRECT:
+                enqueued = self._enqueue(storage, chunks, names)
+            else:
+                summed = Checksum(chunks)
+                staged = self._stage(staging_of(storage), part, summed, names)
+                content = summed.value
+        return TaskReport(
+            part=part,
+            chunks=staged,
+            rows=reader.read,
+            enqueued=enqueued,
+            rejected=dict(reader.rejected),
+            names=tuple(names),
+            content=content,
+        )
 
     def _change(self, plan: ChangeColumns, storage: Storage, part: str, batches: Iterable[Any]) -> TaskReport:
         wait = WriteThrottle(self.options, storage).wait
@@ -272,17 +277,16 @@ class Write:
         A committed write without `txnAppId` is discarded, too, if no job was published yet and no sweep has
         adopted it.
         """
+        if self.options.dry_run:
+            return
         tasks = list(tasks)
         queues = {queue for task in tasks for queue in (*task.chunks, *task.enqueued)}
         if self.options.queue is not None:
             queues.add(self.options.queue)
         with closing(self.storage()) as storage:
-            is_staged = self.options.delivery == STAGED and self.options.operation == ENQUEUE
-            if is_staged and not self.options.dry_run:
-                staging, plan = (
-                    staging_of(storage),
-                    self._plan(tasks, self.options.version or 0, is_batch=False),
-                )
+            if self.options.delivery == STAGED and self.options.operation == ENQUEUE:
+                plan = self._plan(tasks, self.options.version or 0, is_batch=False)
+                staging = staging_of(storage)
                 state = staging.state_of(plan)
                 if state != "open":
                     staging.forget_all(sorted(queues), plan.owner, self.id)
@@ -290,11 +294,10 @@ class Write:
                         return
                 elif plan.lifetime is None or not staging.withdraw(plan):
                     return
-            if not self.options.dry_run:
-                report = self._initial_report(tasks, self.options.version or 0)
-                shares = {queue: report.shares.get(queue, QueueShare()) for queue in queues}
-                # An earlier run of a named write may still be published, perhaps with the same report.
-                aborted(storage, report._replace(shares=shares), is_over=self.app == self.id)
+            report = self._initial_report(tasks, self.options.version or 0)
+            shares = {queue: report.shares.get(queue, QueueShare()) for queue in queues}
+            # An earlier run of a named write may still be published, perhaps with the same report.
+            aborted(storage, report._replace(shares=shares), is_over=self.app == self.id)
 
 
 def _together(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:

@@ -98,9 +98,7 @@ class Columns:
     def option_columns(self) -> set[str]:
         """The columns with queues, jobs' names, ids and options."""
         options = self.options
-        columns = {self.id_column, *self.per_row.values()}
-        columns.add(options.queue_column if options.queue is None else None)
-        columns.add(options.job_column if options.job is None else None)
+        columns = {options.queue_column, options.job_column, self.id_column, *self.per_row.values()}
         return {column for column in columns if column is not None}
 
     @cached_property
@@ -294,9 +292,9 @@ def _problem(kind: Any) -> str | None:
 
 
 def _uses(options: WriteOptions, columns: Columns) -> Iterator[tuple[str, str, Callable[[Any], object]]]:
-    if options.queue_column is not None and options.queue is None:
+    if options.queue_column is not None:
         yield "queueColumn", options.queue_column, lambda value: check_text("queue", value)
-    if options.job_column is not None and options.job is None:
+    if options.job_column is not None:
         yield "jobColumn", options.job_column, lambda value: check_text("job", value)
     if columns.id_column is not None:
         yield "idColumn", columns.id_column, lambda value: check_text("id", value)

@@ -227,7 +227,7 @@ JOB_PARSERS: Mapping[str, Parser] = {
     "headers": _json,
     "run_at": _run_at,
 }
-"""How the text of a job option becomes the value that Python code would pass; the others are texts."""
+"""Parsers that turn the text of a job option into the value that Python code would pass; others are texts."""
 
 
 def value_of_text(option: str, text: str) -> Any:

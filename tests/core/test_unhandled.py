@@ -1,9 +1,9 @@
 """Waiting jobs that no live worker can run."""
 
-from djqueue.contrib.celery import names
+from djqueue.contrib.celery import values
 from djqueue.core.engine import Engine
 from djqueue.core.overview import QueueOverview
-from djqueue.core.workers import CELERY_RECORDS, WorkerInfo, unhandled
+from djqueue.core.workers import WorkerInfo, unhandled
 
 
 def queue(name, **names) -> QueueOverview:
@@ -38,9 +38,9 @@ def test_quiet_worker_handles_its_names_and_stopping_worker_does_not():
 
 
 def test_values_of_celery_need_no_worker():
-    assert names.DECLARED_QUEUE in CELERY_RECORDS
-    assert names.EXCHANGE in CELERY_RECORDS
-    assert names.RESULT in CELERY_RECORDS
+    assert values.DECLARED_QUEUE in CELERY_RECORDS
+    assert values.EXCHANGE in CELERY_RECORDS
+    assert values.RESULT in CELERY_RECORDS
     rows = [queue("celery.results", **dict.fromkeys(CELERY_RECORDS, 1))]
     assert unhandled(rows, [worker("other")]) == []
 

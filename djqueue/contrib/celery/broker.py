@@ -6,7 +6,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from djqueue._version import __version__
 from djqueue.core.clock import SYSTEM_CLOCK
@@ -18,11 +18,8 @@ from djqueue.core.workers import WorkerInfo
 from djqueue.runtime.loops import Periodic
 from djqueue.storage.base import Storage
 
-from .names import MESSAGE
 from .routing import Routing
-
-if TYPE_CHECKING:
-    from .transport import Transport
+from .values import MESSAGE
 
 logger = logging.getLogger("djqueue.celery")
 
@@ -39,10 +36,27 @@ RENEWED_LONG_AGO = 3_600_000
 NAMES = frozenset({MESSAGE})
 
 
+class Consumer(Protocol):
+    """A connection that may consume messages; see `Transport`."""
+
+    @property
+    def is_consuming(self) -> bool:
+        """Whether it consumes a queue."""
+
+    def expiring_queues(self) -> dict[str, int]:
+        """Return the queues that it consumes and that would expire, with their expiry in milliseconds."""
+
+    def lasting_queues(self) -> list[str]:
+        """Return the queues that it consumes and that do not expire."""
+
+    def declare_again(self, queue: str) -> None:
+        """Declare a queue that expired while this process did not run."""
+
+
 class Broker:
     """Messages of one storage: a message is a job, and an unacknowledged message is an active one.
 
-    While transports consume, a thread renews the leases of their messages and the queues that would expire
+    While there are consumers, a thread renews the leases of their messages and the queues that would expire
     without a consumer, and sweeps the storage. If this process dies, the leases expire, and the storage
     makes the messages available again.
     """
@@ -54,7 +68,7 @@ class Broker:
         self._lock = threading.Lock()
         self._held: dict[Lease, tuple[int, int]] = {}
         """Unacknowledged messages: when each is renewed next, in monotonic milliseconds, and the interval."""
-        self._transports: weakref.WeakSet[Transport] = weakref.WeakSet()
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
         self._maintenance: Periodic | None = None
         self._renewed_at: dict[str, int] = {}
         self._done_at: dict[str, int] = {}
@@ -127,20 +141,20 @@ class Broker:
 
     # Maintenance.
 
-    def consume(self, transport: "Transport") -> None:
-        """Begin the maintenance, which goes on while a transport consumes or holds messages."""
+    def consume(self, consumer: Consumer) -> None:
+        """Begin the maintenance, which goes on while a consumer consumes or holds messages."""
         with self._lock:
-            self._transports.add(transport)
+            self._consumers.add(consumer)
             if self._maintenance is not None:
                 return
             self._maintenance = Periodic("djqueue-celery", lambda: ROUND, self._round, self.storage.resign)
             self._maintenance.start()
 
-    def leave(self, transport: "Transport") -> None:
-        """End the maintenance if this was the last transport."""
+    def leave(self, consumer: Consumer) -> None:
+        """End the maintenance if this was the last consumer."""
         with self._lock:
-            self._transports.discard(transport)
-            ended = None if self._transports else self._end()
+            self._consumers.discard(consumer)
+            ended = None if self._consumers else self._end()
         if ended is not None:
             ended.join(ROUND)
             self._unregister()
@@ -150,7 +164,7 @@ class Broker:
         with self._lock:
             if self._held:
                 return False
-            if any(transport.is_consuming for transport in self._transports):
+            if any(consumer.is_consuming for consumer in self._consumers):
                 return False
             self._end()
         self._unregister()
@@ -217,21 +231,21 @@ class Broker:
         """Renew the queues that expire without a consumer."""
         now = SYSTEM_CLOCK.monotonic()
         with self._lock:
-            transports = list(self._transports)
+            consumers = list(self._consumers)
         expiring = {queue: at for queue, at in self._renewed_at.items() if now - at < RENEWED_LONG_AGO}
-        for transport in transports:
-            for queue, expires in transport.expiring_queues().items():
+        for consumer in consumers:
+            for queue, expires in consumer.expiring_queues().items():
                 if queue in expiring and now - expiring[queue] < expires // RENEWALS:
                     continue
                 if not self.routing.renew(queue, expires):
-                    transport.declare_again(queue)
+                    consumer.declare_again(queue)
                 expiring[queue] = now
         self._renewed_at = expiring
 
     def _register(self) -> None:
         """Show this process among the workers. This fails while a storage that needs a scheduler has none."""
         with self._lock:
-            queues = {queue for transport in self._transports for queue in transport.lasting_queues()}
+            queues = {queue for consumer in self._consumers for queue in consumer.lasting_queues()}
             held = len(self._held)
         if not queues:
             return

@@ -4,7 +4,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from uuid import uuid4
 
 from kombu import Connection, Exchange, pools
@@ -20,6 +20,27 @@ MAX_SHOWN = 1024
 """Maximum of characters of the arguments' representations, which Celery's monitors show."""
 
 
+class MessageOptions(TypedDict, total=False):
+    """Options of `publish` that the message of the task carries to its worker."""
+
+    id: str | None
+    """Id of the task; by default a new one."""
+    countdown: float | timedelta | None
+    """Seconds, or a timedelta, before the task may start; excludes `eta`."""
+    eta: datetime | None
+    """Aware datetime before which the task does not start."""
+    expires: float | timedelta | datetime | None
+    """Seconds, a timedelta or an aware datetime after which the task is not started any more."""
+    time_limit: float | None
+    """Seconds after which the worker ends the task."""
+    soft_time_limit: float | None
+    """Seconds after which the task is interrupted."""
+    headers: Mapping[str, Any] | None
+    """Further headers of the message."""
+    ignore_result: bool
+    """Whether the worker discards the result."""
+
+
 def publish(
     task: str,
     args: Sequence[Any] = (),
@@ -29,21 +50,14 @@ def publish(
     queue: str = DEFAULT_QUEUE,
     exchange: str | Exchange | None = None,
     routing_key: str | None = None,
-    id: str | None = None,
-    countdown: float | timedelta | None = None,
-    eta: datetime | None = None,
-    expires: float | timedelta | datetime | None = None,
     priority: int | None = None,
-    time_limit: float | None = None,
-    soft_time_limit: float | None = None,
-    headers: Mapping[str, Any] | None = None,
     reply_to: str | None = None,
-    ignore_result: bool = False,
     serializer: str = "json",
     compression: str | None = None,
     retry: bool = True,
     retry_policy: Mapping[str, Any] | None = None,
     transport_options: Mapping[str, Any] | None = None,
+    **options: Unpack[MessageOptions],
 ) -> str:
     """Send a task to a Celery broker, and return its id.
 
@@ -57,21 +71,14 @@ def publish(
         queue: Queue of the task, if no exchange is given.
         exchange: Name of an exchange, or an exchange, to which the message is sent with `routing_key`.
         routing_key: Routing key; by default the name of the queue.
-        id: Id of the task; by default a new one.
-        countdown: Seconds, or a timedelta, before the task may start; excludes `eta`.
-        eta: Aware datetime before which the task does not start.
-        expires: Seconds, a timedelta or an aware datetime after which the task is not started any more.
         priority: 0 to 9; the broker decides which is first.
-        time_limit: Seconds after which the worker ends the task.
-        soft_time_limit: Seconds after which the task is interrupted.
-        headers: Further headers of the message.
         reply_to: Queue for the result, with the `rpc://` result backend.
-        ignore_result: Whether the worker discards the result.
         serializer: Name of a serializer of kombu. The worker must accept it.
         compression: Name of a compression of kombu.
         retry: Whether to try again while the broker is unavailable.
         retry_policy: Overrides of `max_retries`, `interval_start`, `interval_step` and `interval_max`.
         transport_options: Options of the broker's transport.
+        options: Options of the message; see `MessageOptions`.
 
     Raises:
         ArgumentsError: The arguments are not a list and a dict.
@@ -79,54 +86,23 @@ def publish(
         kombu.exceptions.OperationalError: The broker is unavailable.
         kombu.exceptions.EncodeError: The arguments cannot be encoded.
     """
-    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
-        raise ArgumentsError(f"args: expected a list or tuple, got {type(args).__name__}")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise ArgumentsError(f"kwargs: expected a dict, got {type(kwargs).__name__}")
-    if not isinstance(task, str) or not task:
-        raise OptionError(f"task: expected the name of a task, got {task!r}")
+    _check_task(task, args, kwargs)
     if priority is not None and (type(priority) is not int or not 0 <= priority <= 9):
         raise OptionError(f"priority: must be from 0 to 9; got {priority!r}")
-    if eta is not None and countdown is not None:
-        raise OptionError("eta and countdown can't be combined: remove one of them")
-    # The hard limit comes first, whatever the documentation of the protocol says.
-    limits = [_seconds("time_limit", time_limit), _seconds("soft_time_limit", soft_time_limit)]
-    task_id = id or str(uuid4())
-    arguments, named = list(args), dict(kwargs or {})
-    message_headers = {
-        **(headers or {}),
-        "lang": "py",
-        "task": task,
-        "id": task_id,
-        "shadow": None,
-        "eta": _time("eta", eta if eta is not None else countdown),
-        "expires": _time("expires", expires),
-        "group": None,
-        "group_index": None,
-        "retries": 0,
-        "timelimit": limits,
-        "root_id": task_id,
-        "parent_id": None,
-        "argsrepr": _shown(tuple(arguments)),
-        "kwargsrepr": _shown(named),
-        "origin": f"{os.getpid()}@{socket.gethostname()}",
-        "ignore_result": ignore_result,
-        "replaced_task_nesting": 0,
-        "stamped_headers": None,
-        "stamps": {},
-    }
-    body = (arguments, named, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
-    connection = (
-        broker if isinstance(broker, Connection) else _connection(broker, dict(transport_options or {}))
-    )
+    positional, named = list(args), dict(kwargs or {})
+    headers = _headers(task, positional, named, options)
+    body = (positional, named, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
+    if not isinstance(broker, Connection):
+        # Pools are found by the options of a connection, so that equal ones share their connections.
+        broker = Connection(broker, transport_options=dict(transport_options or {}))
     target = exchange if exchange is not None else ""
-    with pools.producers[connection].acquire(block=True) as producer:
+    with pools.producers[broker].acquire(block=True) as producer:
         producer.publish(
             body,
             exchange=target,
             routing_key=routing_key if routing_key is not None else queue,
-            headers=message_headers,
-            correlation_id=task_id,
+            headers=headers,
+            correlation_id=headers["id"],
             reply_to=reply_to or "",
             serializer=serializer,
             compression=compression,
@@ -136,12 +112,52 @@ def publish(
             retry=retry,
             retry_policy={**RETRY_POLICY, **(retry_policy or {})},
         )
-    return task_id
+    return str(headers["id"])
 
 
-def _connection(url: str, transport_options: dict[str, Any]) -> Connection:
-    # Pools are found by the options of a connection, so that equal ones share their connections.
-    return Connection(url, transport_options=transport_options)
+def _check_task(task: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> None:
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise ArgumentsError(f"args: expected a list or tuple, got {type(args).__name__}")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ArgumentsError(f"kwargs: expected a dict, got {type(kwargs).__name__}")
+    if not isinstance(task, str) or not task:
+        raise OptionError(f"task: expected the name of a task, got {task!r}")
+
+
+def _headers(task: str, args: list[Any], kwargs: dict[str, Any], options: MessageOptions) -> dict[str, Any]:
+    """Return the headers of a message of Celery's protocol 2."""
+    for name in options.keys() - MessageOptions.__annotations__.keys():
+        raise TypeError(f"publish() got an unexpected keyword argument {name!r}")
+    eta, countdown = options.get("eta"), options.get("countdown")
+    if eta is not None and countdown is not None:
+        raise OptionError("eta and countdown can't be combined: remove one of them")
+    task_id = options.get("id") or str(uuid4())
+    return {
+        **(options.get("headers") or {}),
+        "lang": "py",
+        "task": task,
+        "id": task_id,
+        "shadow": None,
+        "eta": _time("eta", eta if eta is not None else countdown),
+        "expires": _time("expires", options.get("expires")),
+        "group": None,
+        "group_index": None,
+        "retries": 0,
+        # The hard limit comes first, whatever the documentation of the protocol says.
+        "timelimit": [
+            _seconds("time_limit", options.get("time_limit")),
+            _seconds("soft_time_limit", options.get("soft_time_limit")),
+        ],
+        "root_id": task_id,
+        "parent_id": None,
+        "argsrepr": _shown(tuple(args)),
+        "kwargsrepr": _shown(kwargs),
+        "origin": f"{os.getpid()}@{socket.gethostname()}",
+        "ignore_result": options.get("ignore_result", False),
+        "replaced_task_nesting": 0,
+        "stamped_headers": None,
+        "stamps": {},
+    }
 
 
 def _seconds(name: str, value: float | None) -> float | None:

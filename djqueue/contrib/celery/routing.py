@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.storage.base import Storage
 
-from .names import DECLARED_QUEUE, DECLARED_QUEUES, EXCHANGE, EXCHANGES
-from .values import Values
+from .values import DECLARED_QUEUE, DECLARED_QUEUES, EXCHANGE, EXCHANGES, Values
 
 CACHED = 1_000
 """Milliseconds for which a table may be cached where the caller allows it."""

@@ -1,22 +1,399 @@
-"""The kombu transport `djqueue://`."""
+"""The kombu transport `djqueue://` and its channels, which publish, route and consume messages.
 
+A message is a job: publishing enqueues it, a consumer claims it, and its acknowledgement completes it. The
+job is active while the message is unacknowledged, under a lease that the `Broker` renews.
+"""
+
+import itertools
+import logging
+import os
 import threading
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from queue import Empty
 from typing import Any
 
 from kombu.transport import virtual
+from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.utils.json import dumps, loads
 
 from djqueue._version import __version__
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.errors import OptionError, StorageUnavailableError
+from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError, StorageUnavailableError
+from djqueue.core.job import Claimed
+from djqueue.core.options import MAX_INTEGER, MAX_NAME, JobOptions
+from djqueue.storage.base import Unsubscribe
 
-from .broker import broker_for
-from .channel import CLAIMED_AT_ONCE, MessageChannel
-from .locating import location, storage_at
-from .waking import Waker
+from .broker import Broker, broker_for
+from .routing import Binding
+from .storages import location, storage_at
+from .values import JSON, SHORTEST_RETENTION
 
+logger = logging.getLogger("djqueue.celery")
+
+CLAIMED_AT_ONCE = 16
+"""Maximum of messages that one call claims."""
+POLL = 5_000
+"""Milliseconds after which queues are looked at without a wake-up: some wake-ups may be lost."""
 LOOK = 1.0
 """Seconds between two checks in an event loop whether it is time to look."""
+AUTO_DELETE = 60_000
+"""Milliseconds without a consumer after which an `auto_delete` queue expires, unless it says when."""
+DIRECTIONS = ("lowest_first", "highest_first")
+
+_numbers = itertools.count(1)
+
+
+class QoS(virtual.QoS):
+    """Unacknowledged messages of a channel. Acknowledgements may come from any thread."""
+
+    channel: "MessageChannel"
+
+    def ack(self, delivery_tag: str) -> None:
+        job = self.channel.claimed.pop(delivery_tag, None)
+        # A message that was consumed without acknowledgements is complete already.
+        if job is not None:
+            self.channel.broker.acknowledge([job])
+        self._settled(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        job = self.channel.claimed.pop(delivery_tag, None)
+        if job is not None:
+            if requeue:
+                self.channel.broker.requeue([job])
+            else:
+                self.channel.broker.reject([job])
+        self._settled(delivery_tag)
+
+    def restore_unacked(self) -> list[tuple[BaseException, Any]]:
+        self._flush()
+        messages = list(self._delivered.items())
+        self._delivered.clear()
+        jobs = [self.channel.claimed.pop(tag, None) for tag, _ in messages]
+        try:
+            self.channel.broker.requeue([job for job in jobs if job is not None])
+        except DjqueueError as error:
+            # The storage does so itself when the leases expire.
+            return [(error, message) for _, message in messages]
+        return []
+
+    def _settled(self, delivery_tag: str) -> None:
+        super().ack(delivery_tag)
+        self.channel.has_room()
+
+
+class MessageChannel(virtual.Channel):
+    """A channel of the transport."""
+
+    QoS = QoS
+    supports_fanout = True
+    connection: "Transport"
+    closed: bool
+
+    from_transport_options = (
+        *virtual.Channel.from_transport_options,
+        "priority_direction",
+        "retention",
+    )
+    priority_direction = DIRECTIONS[0]
+    """`lowest_first`: priority 0 is delivered first, as with Redis; `highest_first`: 9, as with RabbitMQ."""
+    retention: float = 0
+    """Seconds for which records of acknowledged messages are kept."""
+
+    def __init__(self, connection: "Transport", **kwargs: Any) -> None:
+        super().__init__(connection, **kwargs)
+        if self.priority_direction not in DIRECTIONS:
+            raise ConfigurationError(
+                f"broker_transport_options: priority_direction must be 'lowest_first' or 'highest_first'; "
+                f"got {self.priority_direction!r}"
+            )
+        if (
+            isinstance(self.retention, bool)
+            or not isinstance(self.retention, (int, float))
+            or self.retention < 0
+        ):
+            raise ConfigurationError(
+                f"broker_transport_options: retention: expected seconds, got {self.retention!r}"
+            )
+        self.broker: Broker = connection.broker
+        self.claimed: dict[str, Claimed] = {}
+        """Delivered messages that are not acknowledged, by delivery tag."""
+        self._ready: deque[tuple[str, dict[str, Any]]] = deque()
+        """Claimed messages that are not delivered yet, by queue."""
+        self._no_ack: set[str] = set()
+        self._expires: dict[str, int] = {}
+        """Milliseconds after which declared queues expire without a consumer."""
+        self._auto_delete: set[str] = set()
+        self._listening: Unsubscribe | None = None
+        self._is_woken = True
+        self._look_at = 0
+
+    # Publishing.
+
+    def encode_body(self, body: Any, encoding: str | None = None) -> tuple[Any, str | None]:
+        # Text stays readable, in the dashboard too; only bytes need base64.
+        if isinstance(body, str) and encoding == "base64":
+            return body, "utf-8"
+        encoded: tuple[Any, str | None] = super().encode_body(body, encoding)
+        return encoded
+
+    def _put(self, queue: str, message: dict[str, Any], **kwargs: Any) -> None:
+        properties = message["properties"]
+        priority = self._get_message_priority(message)
+        task = message["headers"].get("task")
+        options = JobOptions(
+            priority=priority if self.priority_direction == "highest_first" else -priority,
+            max_attempts=MAX_INTEGER,
+            max_stalls=MAX_INTEGER,
+            result_ttl=max(SHORTEST_RETENTION, int(self.retention * 1_000)),
+            # Transient messages do not join the caller's transaction: they are replies and events.
+            durable=False if properties.get("delivery_mode") == 1 or queue in self._expires else None,
+            tags=(task,) if isinstance(task, str) and 0 < len(task) <= MAX_NAME else (),
+            content_type=JSON,
+        )
+        self.broker.put(queue, properties["delivery_tag"], dumps(message).encode(), options)
+
+    def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
+        for queue in {binding.queue for binding in self.broker.routing.table(exchange)}:
+            self._put(queue, message, **kwargs)
+
+    # Queues.
+
+    def prepare_queue_arguments(self, arguments: Any, **kwargs: Any) -> Any:
+        return to_rabbitmq_queue_arguments(arguments, **kwargs)
+
+    def queue_declare(self, queue: str | None = None, passive: bool = False, **kwargs: Any) -> Any:
+        if passive and queue and self._has_queue(queue):
+            return virtual.base.queue_declare_ok_t(queue, self._size(queue), 0)
+        return super().queue_declare(queue, passive, **kwargs)
+
+    def _new_queue(
+        self,
+        queue: str,
+        auto_delete: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        expires = (arguments or {}).get("x-expires")
+        if auto_delete:
+            self._auto_delete.add(queue)
+            expires = expires or AUTO_DELETE
+        if expires:
+            self._expires[queue] = int(expires)
+        self.broker.routing.declare(queue, self._expires.get(queue))
+
+    def _has_queue(self, queue: str, **kwargs: Any) -> bool:
+        return self.broker.routing.is_declared(queue)
+
+    def _size(self, queue: str) -> int:
+        return self.broker.size(queue)
+
+    def _purge(self, queue: str) -> int:
+        return self.broker.purge(queue)
+
+    def queue_delete(
+        self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any
+    ) -> None:
+        if if_empty and self._size(queue):
+            return
+        self.broker.routing.delete(queue)
+        self.state.queue_bindings_delete(queue)
+        self._expires.pop(queue, None)
+        self._auto_delete.discard(queue)
+
+    # Exchanges.
+
+    def queue_bind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        exchange = exchange or "amq.direct"
+        self.state.binding_declare(queue, exchange, routing_key, arguments)
+        row = self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments)
+        self.broker.routing.bind(exchange, Binding(*row), self._expires.get(queue))
+
+    def queue_unbind(
+        self,
+        queue: str,
+        exchange: str | None = None,
+        routing_key: str = "",
+        arguments: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        exchange = exchange or "amq.direct"
+        self.state.binding_delete(queue, exchange, routing_key)
+        row = self.typeof(exchange).prepare_bind(queue, exchange, routing_key, arguments)
+        self.broker.routing.unbind(exchange, Binding(*row))
+
+    def exchange_delete(self, exchange: str, if_unused: bool = False, nowait: bool = False) -> None:
+        super().exchange_delete(exchange, if_unused, nowait)
+        self.broker.routing.delete_exchange(exchange)
+
+    def get_table(self, exchange: str) -> list[Binding]:
+        # Events are frequent, and may miss a queue that was bound less than a second ago.
+        return self.broker.routing.table(exchange, cached=self.typeof(exchange).type == "topic")
+
+    # Consuming.
+
+    def basic_consume(self, queue: str, no_ack: bool, *args: Any, **kwargs: Any) -> Any:
+        if no_ack:
+            self._no_ack.add(queue)
+        result = super().basic_consume(queue, no_ack, *args, **kwargs)
+        self._listen()
+        return result
+
+    def basic_cancel(self, consumer_tag: str) -> None:
+        queue = self._tag_to_queue.get(consumer_tag)
+        super().basic_cancel(consumer_tag)
+        if queue is not None and queue not in self._active_queues:
+            self._no_ack.discard(queue)
+            self._return(queue)
+            if not self.closed:
+                self._listen()
+
+    def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
+        jobs = self.broker.claim([queue], 1).jobs
+        if not jobs:
+            return None
+        # After the claim: the maintenance ends where nothing is consumed and no message is held.
+        self.connection.consume()
+        raw = self._receive(jobs[0])
+        message = self.Message(raw, channel=self)
+        if no_ack:
+            self.qos.ack(message.delivery_tag)
+        else:
+            self.qos.append(message, message.delivery_tag)
+        return message
+
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
+        jobs = self.broker.claim([queue], 1).jobs
+        if not jobs:
+            raise Empty
+        return self._receive(jobs[0])
+
+    def next_message(self) -> tuple[str, dict[str, Any]] | None:
+        """Return the next message and its queue; None if there is none, or no room for one."""
+        if not self._consumers or not self.qos.can_consume():
+            return None
+        if not self._ready:
+            self._claim()
+        return self._ready.popleft() if self._ready else None
+
+    def _claim(self) -> None:
+        now = SYSTEM_CLOCK.monotonic()
+        if not self._is_woken and now < self._look_at:
+            return
+        room = self.qos.can_consume_max_estimate()
+        slots = CLAIMED_AT_ONCE if room is None else min(CLAIMED_AT_ONCE, room)
+        # Before the claim, so that a message that arrives meanwhile is not missed.
+        self._is_woken = False
+        try:
+            claims = self.broker.claim(tuple(dict.fromkeys(self._active_queues)), slots)
+        except BaseException:
+            self._is_woken = True
+            raise
+        self._is_woken |= len(claims.jobs) == slots
+        self._look_at = now + POLL if claims.wait is None else now + min(claims.wait, POLL)
+        raws = [(job.queue, self._receive(job)) for job in claims.jobs]
+        done = [raw["properties"]["delivery_tag"] for queue, raw in raws if queue in self._no_ack]
+        if done:
+            self.broker.acknowledge([self.claimed.pop(tag) for tag in done])
+        self._ready.extend(raws)
+
+    def _receive(self, job: Claimed) -> dict[str, Any]:
+        """Return the message of a job, and remember the job by a new delivery tag."""
+        raw: dict[str, Any] = loads(job.payload.decode())
+        # Copies of a message in several queues share the id of the job.
+        tag = f"{job.id}.{next(_numbers)}"
+        raw["properties"]["delivery_tag"] = tag
+        if job.attempts > 1 or job.stalls:
+            raw.setdefault("headers", {})["redelivered"] = True
+            raw["properties"].setdefault("delivery_info", {})["redelivered"] = True
+        self.claimed[tag] = job
+        return raw
+
+    def _return(self, queue: str | None = None) -> None:
+        """Release messages that are not delivered yet, of one queue or of all."""
+        kept: deque[tuple[str, dict[str, Any]]] = deque()
+        tags = []
+        for name, raw in self._ready:
+            if queue is None or name == queue:
+                tags.append(raw["properties"]["delivery_tag"])
+            else:
+                kept.append((name, raw))
+        self._ready = kept
+        jobs = [self.claimed.pop(tag, None) for tag in tags]
+        self.broker.release([job for job in jobs if job is not None])
+
+    def _listen(self) -> None:
+        """Listen to the queues that are consumed now."""
+        self._stop_listening()
+        self._is_woken = True
+        if self._active_queues:
+            self.connection.consume()
+            self._listening = self.broker.storage.listen(tuple(self._active_queues), self.wake)
+
+    def _stop_listening(self) -> None:
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            listening()
+
+    def wake(self) -> None:
+        """Look for messages. May be called from any thread."""
+        self._is_woken = True
+        self.connection.wake()
+
+    def has_room(self) -> None:
+        """Deliver the next message, now that one was acknowledged. May be called from any thread."""
+        if self.connection is not None:
+            self.connection.wake()
+
+    @property
+    def look_at(self) -> int | None:
+        """When to look for messages without a wake-up, in monotonic milliseconds; None: only then."""
+        return self._look_at if self._consumers and self.qos.can_consume() else None
+
+    @property
+    def is_consuming(self) -> bool:
+        """Whether there is a consumer."""
+        return bool(self._active_queues)
+
+    def expiring_queues(self) -> dict[str, int]:
+        """Return the queues that are consumed and would expire, with their expiry in milliseconds."""
+        return {queue: self._expires[queue] for queue in tuple(self._active_queues) if queue in self._expires}
+
+    def lasting_queues(self) -> list[str]:
+        """Return the queues that are consumed and do not expire."""
+        return [queue for queue in tuple(self._active_queues) if queue not in self._expires]
+
+    def declare_again(self, queue: str) -> None:
+        """Declare a queue that expired while this process did not run, with its bindings."""
+        self.broker.routing.declare(queue, self._expires[queue])
+        for exchange, routing_key, arguments in list(self.state.queue_bindings(queue)):
+            self.queue_bind(queue, exchange, routing_key, arguments)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        deleted = self._auto_delete & set(self._active_queues)
+        connection = self.connection
+        self._stop_listening()
+        try:
+            self._return()
+            super().close()
+            for queue in deleted:
+                self.broker.routing.delete(queue)
+                connection.state.queue_bindings_delete(queue)
+        except StorageUnavailableError as error:
+            # The leases of the messages and of the queues expire by themselves.
+            logger.warning("Could not return the messages of a closed channel, which expire soon: %s", error)
+            self.closed = True
+            if connection is not None:
+                connection.close_channel(self)
 
 
 class Transport(virtual.Transport):
@@ -38,7 +415,7 @@ class Transport(virtual.Transport):
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
-        where = location(
+        storage_location = location(
             client.hostname,
             client.port,
             client.userid,
@@ -46,7 +423,7 @@ class Transport(virtual.Transport):
             client.virtual_host,
             {**client.transport_options, "ssl": client.ssl or client.transport_options.get("ssl")},
         )
-        self.broker = broker_for(storage_at(where))
+        self.broker = broker_for(storage_at(storage_location))
         self._woken = threading.Event()
         self._turn = 0
         self._waker: Waker | None = None
@@ -123,11 +500,11 @@ class Transport(virtual.Transport):
         channels = [channel for channel in self.channels if channel is not None]
         # Every channel gets its turn, however many messages another one has.
         self._turn += 1
-        for at in range(len(channels)):
-            channel = channels[(self._turn + at) % len(channels)]
-            found = channel.next_message()
-            if found is not None:
-                queue, raw = found
+        for offset in range(len(channels)):
+            channel = channels[(self._turn + offset) % len(channels)]
+            message = channel.next_message()
+            if message is not None:
+                queue, raw = message
                 self._deliver(raw, queue)
                 return True
         return False
@@ -167,3 +544,43 @@ class Transport(virtual.Transport):
             super().close_connection(connection)
         finally:
             self.broker.leave(self)
+
+
+class Waker:
+    """A pipe that an event loop of kombu reads; `wake` lets the loop call a function soon."""
+
+    def __init__(self, loop: Any, woken: Callable[[], None]) -> None:
+        self._loop = loop
+        self._woken = woken
+        self._lock = threading.Lock()
+        self._is_pending = False
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        loop.add_reader(self._read, self._readable)
+
+    def wake(self) -> None:
+        """Let the loop call the function. May be called from any thread."""
+        with self._lock:
+            # One byte at a time is enough, and the pipe never fills up.
+            if self._is_pending or self._write < 0:
+                return
+            self._is_pending = True
+            os.write(self._write, b"!")
+
+    def _readable(self) -> None:
+        with self._lock:
+            if self._read < 0:
+                return
+            self._is_pending = False
+            os.read(self._read, 1)
+        self._woken()
+
+    def close(self) -> None:
+        """Stop, and close the pipe."""
+        with self._lock:
+            read, write = self._read, self._write
+            self._read = self._write = -1
+        if read >= 0:
+            self._loop.remove_reader(read)
+            os.close(read)
+            os.close(write)

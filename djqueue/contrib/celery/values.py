@@ -1,21 +1,43 @@
-"""Values by key, kept in a storage as jobs that are never run.
+"""Values by key, kept in a storage as jobs that are never run, and the names of Celery's jobs and queues.
 
 A value is the payload of a delayed job, due when the value expires. Every storage keeps such jobs, shows
 them, and changes them atomically, so that values need no tables or keys of their own.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageError
-from djqueue.core.job import EnqueueResult
-from djqueue.core.options import MAX_INTEGER
+from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.options import MAX_INTEGER, MAX_NAME, JobOptions
 from djqueue.core.states import State
 from djqueue.storage.base import Storage, Unsubscribe
 
-from .names import FOREVER, JSON, record, record_id
+MESSAGE = "kombu.message"
+"""Job name of messages."""
+DECLARED_QUEUE, DECLARED_QUEUES = "kombu.queue", "kombu.queues"
+"""Job name and queue of the records of declared queues."""
+EXCHANGE, EXCHANGES = "kombu.exchange", "kombu.exchanges"
+"""Job name and queue of the routing tables of exchanges."""
+RESULT, RESULTS = "celery.result", "celery.results"
+"""Job name and queue of Celery's results."""
 
+JSON = "application/json"
+SHORTEST_RETENTION = 1
+"""Milliseconds for which the record of an ended job is kept at least."""
+FOREVER = 100 * 365 * 86_400_000
+"""Milliseconds, for values that do not expire."""
+VALUE_OPTIONS = JobOptions(
+    max_attempts=MAX_INTEGER,
+    max_stalls=MAX_INTEGER,
+    result_ttl=SHORTEST_RETENTION,
+    durable=False,
+    content_type=JSON,
+)
+"""Options of a value's job. It is not `durable`, because it must not join a transaction of the caller: other
+processes must see it at once."""
 ATTEMPTS = 100
 """Maximum of tries of a change that other processes keep overtaking."""
 REMOVED_AT_ONCE = 500
@@ -37,19 +59,17 @@ class Values:
         storage: Storage,
         queue: str,
         name: str,
-        content_type: str = JSON,
         call: Callable[..., Any] = lambda function, *args, **kwargs: function(*args, **kwargs),
     ) -> None:
         self.storage = storage
         self.queue = queue
         self._name = name
-        self._content_type = content_type
         self._call = call
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         """Return values by key; None for a missing one, or an expired one."""
-        found = self._call(self.storage.reads.jobs, self.queue, [record_id(key) for key in keys])
-        return [job.payload if job is not None and job.state is State.DELAYED else None for job in found]
+        jobs = self._call(self.storage.reads.jobs, self.queue, [job_id(key) for key in keys])
+        return [job.payload if job is not None and job.state is State.DELAYED else None for job in jobs]
 
     def add(self, key: str, value: bytes, expires: int | None = None) -> bool:
         """Add a value unless the key has one; return whether it was added.
@@ -57,7 +77,7 @@ class Values:
         Args:
             expires: Milliseconds; None keeps the value until it is removed.
         """
-        batch = record(self.queue, self._name, record_id(key), value, expires or FOREVER, self._content_type)
+        batch = Batch(self.queue, self._name, VALUE_OPTIONS, [value], [job_id(key)], delay=expires or FOREVER)
         answers: list[EnqueueResult] = self._call(self.storage.enqueue, [batch])
         return answers[0].status == "queued"
 
@@ -66,7 +86,7 @@ class Values:
         for _ in range(ATTEMPTS):
             if self.add(key, value, expires):
                 return
-            changed = self._call(self.storage.jobs.update, self.queue, [record_id(key)], payload=value)[0]
+            changed = self._call(self.storage.jobs.update, self.queue, [job_id(key)], payload=value)[0]
             # This sends the event that subscribers wait for, and so it comes last.
             if changed and self.expire(key, expires):
                 return
@@ -87,26 +107,24 @@ class Values:
                     return new
             else:
                 replace = self.storage.jobs.replace_payload
-                if self._call(replace, self.queue, record_id(key), new, old) == "updated":
+                if self._call(replace, self.queue, job_id(key), new, old) == "updated":
                     return new
         raise self._overtaken(key)
 
     def expire(self, key: str, expires: int | None) -> bool:
         """Let a value expire after some milliseconds, None: never; return whether there is one."""
         run_at = SYSTEM_CLOCK.now() + (expires or FOREVER)
-        moved: list[bool] = self._call(self.storage.jobs.reschedule, self.queue, [record_id(key)], run_at)
+        moved: list[bool] = self._call(self.storage.jobs.reschedule, self.queue, [job_id(key)], run_at)
         return moved[0]
 
     def remove(self, keys: Sequence[str]) -> list[bool]:
         """Remove values; return for each whether there was one."""
-        removed: list[bool] = self._call(
-            self.storage.jobs.remove, self.queue, [record_id(key) for key in keys]
-        )
+        removed: list[bool] = self._call(self.storage.jobs.remove, self.queue, [job_id(key) for key in keys])
         return removed
 
     def subscribe(self, key: str, changed: Callable[[], None]) -> Unsubscribe:
         """Call a function, from any thread, when a value has been set or removed."""
-        return self.storage.events.subscribe(self.queue, lambda _: changed(), record_id(key))
+        return self.storage.events.subscribe(self.queue, lambda _: changed(), job_id(key))
 
     def expired(self) -> list[tuple[str, bytes]]:
         """Return some values that have expired, by job id."""
@@ -125,3 +143,10 @@ class Values:
             f"{key!r} in queue {self.queue!r} could not be changed: other processes changed it "
             f"{ATTEMPTS} times in the meantime"
         )
+
+
+def job_id(key: str) -> str:
+    """Return a job id for a key of any length."""
+    if 1 <= len(key) <= MAX_NAME and "\0" not in key:
+        return key
+    return "sha256:" + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,4 +1,4 @@
-"""The Prometheus collector: reads the storage at each scrape."""
+"""The Prometheus collector, which reads the storage at each scrape, and limits the number of its labels."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
@@ -8,13 +8,12 @@ from typing import NamedTuple
 from djqueue import __version__
 from djqueue.client import get_storage
 from djqueue.conf import Settings, get_settings
-from djqueue.core.metrics import BOUNDS, NO_TIMES, Bucket, Histogram
+from djqueue.core.metrics import BOUNDS, NO_TIMES, OTHERS, Bucket, Histogram
 from djqueue.core.overview import Overview
 from djqueue.core.states import State
 from djqueue.core.workers import WorkerInfo
 from djqueue.storage.base import Storage
 
-from .labels import Labels
 from .scaling import scaling
 
 try:
@@ -31,6 +30,12 @@ ENDINGS = ("completed", "retried", "failed", "cancelled")
 """Outcomes that workers report by job name, as fields of `Bucket`."""
 LIMITS = (*(str(bound / 1_000) for bound in BOUNDS[::2]), "+Inf")
 """Upper ends of the parts of histograms, in seconds: every second one, which halves the time series."""
+MAX_QUEUES = 50
+"""Maximum number of queues with labels of their own."""
+MAX_JOBS = 50
+"""Maximum number of job names of queues with labels of their own."""
+OTHER = "other"
+"""Label of all other queues, and of all other jobs of a queue."""
 
 
 class Definition(NamedTuple):
@@ -153,32 +158,32 @@ class _Scrape:
             self._add("djqueue_queue_paused", (label,), paused[label])
 
     def _read_totals(self) -> None:
-        found: dict[str, list[Bucket]] = {self._labels.queue(name): [] for name in self._every_queue()}
+        by_queue: dict[str, list[Bucket]] = {self._labels.queue(name): [] for name in self._every_queue()}
         for bucket in self.cumulative:
             if not bucket.name:
-                found[self._labels.queue(bucket.queue)].append(bucket)
-        for label, buckets in found.items():
+                by_queue[self._labels.queue(bucket.queue)].append(bucket)
+        for label, buckets in by_queue.items():
             self._add("djqueue_jobs_enqueued", (label,), sum(bucket.enqueued for bucket in buckets))
             for outcome in PROCESSED:
                 self._add("djqueue_jobs_processed", (label, outcome), _sum(buckets, outcome))
             self._add_times("djqueue_job_wait_seconds", (label,), [bucket.wait for bucket in buckets])
 
     def _read_jobs(self) -> None:
-        found: dict[tuple[str, str], list[Bucket]] = {}
+        by_job: dict[tuple[str, str], list[Bucket]] = {}
         for bucket in self.cumulative:
             if bucket.name:
                 label = self._labels.queue(bucket.queue), self._labels.job(bucket.queue, bucket.name)
-                found.setdefault(label, []).append(bucket)
-        for label, buckets in found.items():
+                by_job.setdefault(label, []).append(bucket)
+        for label, buckets in by_job.items():
             self._add_times("djqueue_job_duration_seconds", label, [bucket.run for bucket in buckets])
             for outcome in ENDINGS:
                 self._add("djqueue_job_attempts", (*label, outcome), _sum(buckets, outcome))
 
     def _read_workers(self, wanted: int) -> None:
         for state in WORKER_STATES:
-            self._add("djqueue_workers", (state,), sum(one.state == state for one in self.workers))
-        self._add("djqueue_worker_slots", (), sum(one.concurrency for one in self.workers))
-        self._add("djqueue_worker_active_jobs", (), sum(one.active for one in self.workers))
+            self._add("djqueue_workers", (state,), sum(worker.state == state for worker in self.workers))
+        self._add("djqueue_worker_slots", (), sum(worker.concurrency for worker in self.workers))
+        self._add("djqueue_worker_active_jobs", (), sum(worker.active for worker in self.workers))
         self._add("djqueue_workers_wanted", (), wanted)
 
     def _every_queue(self) -> Iterator[str]:
@@ -194,6 +199,40 @@ class _Scrape:
         rising = [*accumulate(together.counts)]
         parts = zip(LIMITS, [*rising[:-1:2], rising[-1]], strict=True)
         self.families[name].add_metric(labels, [*parts], together.sum / 1_000)  # type: ignore[attr-defined]
+
+
+class Labels:
+    """Labels of queues and jobs.
+
+    The same names always get the same labels, in every process and after every restart, so that counters
+    only rise. Queues of the settings come first, then the others by name.
+
+    queues: all queues.
+    configured: queues of the settings.
+    jobs: queues and names of jobs.
+    """
+
+    def __init__(
+        self, queues: Iterable[str], configured: Sequence[str], jobs: Iterable[tuple[str, str]]
+    ) -> None:
+        known = set(queues) | set(configured)
+        ordered = [*dict.fromkeys(configured), *sorted(known.difference(configured))]
+        self._positions = {name: position for position, name in enumerate(ordered[:MAX_QUEUES])}
+        named = {(queue, name) for queue, name in jobs if queue in self._positions and name != OTHERS}
+        self._jobs = set(sorted((self._positions[queue], name) for queue, name in named)[:MAX_JOBS])
+
+    def queue(self, name: str) -> str:
+        """Return the label of a queue."""
+        return printable(name) if name in self._positions else OTHER
+
+    def job(self, queue: str, name: str) -> str:
+        """Return the label of a job's name in its queue."""
+        return printable(name) if (self._positions.get(queue), name) in self._jobs else OTHER
+
+
+def printable(name: str) -> str:
+    """Return a name as valid Unicode: names from file names may have lone surrogates."""
+    return name.encode(errors="replace").decode()
 
 
 def _sum(buckets: Iterable[Bucket], field: str) -> int:

@@ -81,8 +81,8 @@ def _refusal(request: HttpRequest) -> HttpResponse | None:
             f"environment variable {TOKEN_VARIABLE}; or set ['PUBLIC'] to True if anyone may read it.",
             403,
         )
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and constant_time_compare(given.strip(), token):
+    scheme, _, sent_token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and constant_time_compare(sent_token.strip(), token):
         return None
     response = plain("Send the token in the header Authorization: Bearer TOKEN.", 401)
     response.headers["WWW-Authenticate"] = 'Bearer realm="djqueue"'

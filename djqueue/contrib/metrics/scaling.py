@@ -62,16 +62,16 @@ class Scaling(NamedTuple):
             "slots_per_worker": self.slots_per_worker,
             "at": self.at / 1_000,
             "queues": {
-                one.queue: {
-                    "waiting": one.waiting,
-                    "active": one.active,
-                    "oldest_waiting_seconds": one.oldest_waiting / 1_000,
-                    "objective_seconds": one.objective / 1_000,
-                    "duration_seconds": None if one.duration is None else one.duration / 1_000,
-                    "arrivals_per_second": one.arrivals,
-                    "slots": one.slots,
+                demand.queue: {
+                    "waiting": demand.waiting,
+                    "active": demand.active,
+                    "oldest_waiting_seconds": demand.oldest_waiting / 1_000,
+                    "objective_seconds": demand.objective / 1_000,
+                    "duration_seconds": None if demand.duration is None else demand.duration / 1_000,
+                    "arrivals_per_second": demand.arrivals,
+                    "slots": demand.slots,
                 }
-                for one in self.queues
+                for demand in self.queues
             },
         }
 
@@ -92,18 +92,22 @@ def scaling(
 ) -> Scaling:
     """Return the workers that queues need, from what has been read of them; reads only the latest minutes."""
     names = [row.name for row in overview.queues]
-    lately: dict[str, list[Bucket]] = {name: [] for name in names}
+    recent: dict[str, list[Bucket]] = {name: [] for name in names}
     if names:
         for bucket in storage.reads.series(names, overview.at - RECENT, overview.at, MINUTE):
-            lately[bucket.queue].append(bucket)
-    ever = {bucket.queue: bucket for bucket in cumulative if not bucket.name}
-    claiming = [one for one in workers if one.state == "running" and _serves(one, queues)]
+            recent[bucket.queue].append(bucket)
+    lifetime = {bucket.queue: bucket for bucket in cumulative if not bucket.name}
+    claiming = [worker for worker in workers if worker.state == "running" and _serves(worker, queues)]
     demands = [
-        _demand(row, overview.at, settings, lately[row.name], ever.get(row.name), claiming)
+        _demand(row, overview.at, settings, recent[row.name], lifetime.get(row.name), claiming)
         for row in overview.queues
     ]
     slots = sum(demand.slots for demand in demands)
-    each = settings.concurrency if not claiming else sum(one.concurrency for one in claiming) / len(claiming)
+    each = (
+        settings.concurrency
+        if not claiming
+        else sum(worker.concurrency for worker in claiming) / len(claiming)
+    )
     wanted = ceil(slots / max(1.0, each))
     return Scaling(overview.at, wanted, len(claiming), slots, float(each), demands)
 
@@ -112,17 +116,17 @@ def _demand(
     row: QueueOverview,
     now: int,
     settings: Settings,
-    lately: Sequence[Bucket],
-    ever: Bucket | None,
+    recent: Sequence[Bucket],
+    lifetime: Bucket | None,
     workers: Sequence[WorkerInfo],
 ) -> QueueDemand:
     objective = settings.policy(row.name).objective or DEFAULT_OBJECTIVE
-    serving = [one for one in workers if _serves(one, [row.name])]
-    handled = {name for one in serving for name in one.names}
+    serving = [worker for worker in workers if _serves(worker, [row.name])]
+    handled = {name for worker in serving for name in worker.names}
     waiting = sum(count for name, count in row.names.items() if not serving or name in handled)
     age = 0 if row.oldest_at is None else max(0, now - row.oldest_at)
-    duration = _mean_duration(lately) or _mean_duration([ever] if ever is not None else [])
-    arrivals = sum(bucket.enqueued for bucket in lately) / (RECENT / 1_000)
+    duration = _mean_duration(recent) or _mean_duration([lifetime] if lifetime is not None else [])
+    arrivals = sum(bucket.enqueued for bucket in recent) / (RECENT / 1_000)
     active = row.counts[State.ACTIVE]
     demand = QueueDemand(row.name, waiting, active, age, objective, duration, arrivals, active)
     return demand._replace(slots=_slots(demand, row))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from djqueue.storage.bulkwrites import BulkWriteReport
 
     from .options import WriteOptions
-    from .writing import WriteReport
+    from .reporting import WriteReport
 
 CONNECT = "pyspark.sql.connect."
 """The package of Spark Connect's DataFrames."""
@@ -31,7 +31,7 @@ __all__ = ["WriteReport", "change", "enqueue", "register", "write"]
 def __getattr__(name: str) -> Any:
     if name != "WriteReport":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .writing import WriteReport
+    from .reporting import WriteReport
 
     return WriteReport
 
@@ -69,8 +69,8 @@ def enqueue(
         StorageError: This process cannot read reports of the storage. Nothing is written.
         PySparkException: The write failed; the message ends with the reason.
     """
-    given = {"queue": queue, "job": job}
-    named = {name: value for name, value in given.items() if value is not None}
+    targets = {"queue": queue, "job": job}
+    named = {name: value for name, value in targets.items() if value is not None}
     return write(df, {**_texts(options, more), **named})
 
 
@@ -86,10 +86,10 @@ def write(df: "DataFrame", options: Mapping[str, str]) -> "WriteReport | None":
     from djqueue.core.errors import DjqueueError, OptionError
 
     from . import requirements as requirements
+    from .locations import REMEDY, has_password
     from .options import WriteOptions, key_of
     from .project import with_defaults
-    from .secrets import REMEDY, has_password
-    from .writing import WriteReport
+    from .reporting import WriteReport
 
     all_options = with_defaults(options)
     if not any(key_of(name) == "writeid" for name in all_options):
@@ -105,11 +105,11 @@ def write(df: "DataFrame", options: Mapping[str, str]) -> "WriteReport | None":
     _saved_report(checked)
     df.write.format("djqueue").options(**all_options).mode("append").save()
     try:
-        found = _saved_report(checked)
+        report = _saved_report(checked)
     except DjqueueError as error:
         logger.warning("Write %s is done, but its report could not be read: %s", checked.write, error)
         return None
-    return None if found is None else WriteReport.of(found)
+    return None if report is None else WriteReport.of(report)
 
 
 def _saved_report(options: "WriteOptions") -> "BulkWriteReport | None":
@@ -122,8 +122,8 @@ def _saved_report(options: "WriteOptions") -> "BulkWriteReport | None":
 
 
 def _texts(options: Mapping[str, Any] | None, more: Mapping[str, Any]) -> dict[str, str]:
-    given = {**(options or {}), **more}
-    return {name: _text(name, value) for name, value in given.items() if value is not None}
+    values = {**(options or {}), **more}
+    return {name: _text(name, value) for name, value in values.items() if value is not None}
 
 
 def _text(name: str, value: Any) -> str:
@@ -142,9 +142,9 @@ def _text(name: str, value: Any) -> str:
         except (TypeError, ValueError, RecursionError) as error:
             raise OptionError(f"{name}: cannot be written as JSON: {error}") from None
     if isinstance(value, (list, tuple, set, frozenset)):
-        for one in value:
-            if not isinstance(one, str):
-                raise OptionError(f"{name}: expected strings, got {one!r}: convert it with str()")
+        for item in value:
+            if not isinstance(item, str):
+                raise OptionError(f"{name}: expected strings, got {item!r}: convert it with str()")
         return text_of_list(value)
     return str(value)
 
@@ -155,7 +155,8 @@ def _dry_run(df: "DataFrame", options: "WriteOptions") -> "WriteReport":
     A dry run saves no report with the storage, so the tasks return their reports as rows.
     """
     from .columns import check_kinds
-    from .writing import TaskReport, Write
+    from .reporting import TaskReport
+    from .writing import Write
 
     write = Write(options, df.columns)
     check_kinds(write.plan, df.schema)
@@ -170,5 +171,5 @@ def _dry_run(df: "DataFrame", options: "WriteOptions") -> "WriteReport":
         text = json.dumps({"rows": report.rows, "rejected": report.rejected, "changed": report.changed})
         yield pyarrow.record_batch({"report": [text]})
 
-    found = df.mapInArrow(run_tasks, "report string").collect()
-    return write.commit([TaskReport(part="0.0", **json.loads(row.report)) for row in found])
+    reports = df.mapInArrow(run_tasks, "report string").collect()
+    return write.commit([TaskReport(part="0.0", **json.loads(row.report)) for row in reports])

@@ -2,6 +2,6 @@
 
 import sys
 
-from djqueue.contrib.spark.pipeline.main import main
+from djqueue.contrib.spark.pipeline.commands import main
 
 sys.exit(main(sys.argv[1:]))

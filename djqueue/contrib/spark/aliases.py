@@ -164,10 +164,10 @@ def _project_alias(wanted: dict[str, Any]) -> str | None:
 
 
 def _compared(configured: dict[str, Any], engine: str) -> tuple[str, ...]:
-    found = {name: str(configured.get(name) or "") for name in COMPARED}
+    values = {name: str(configured.get(name) or "") for name in COMPARED}
     if engine == SQLITE:
-        return (os.path.realpath(found["NAME"]),)
-    return (*(found[name] for name in COMPARED[:-1]), found["PORT"] or "5432")
+        return (os.path.realpath(values["NAME"]),)
+    return (*(values[name] for name in COMPARED[:-1]), values["PORT"] or "5432")
 
 
 def _add(wanted: dict[str, Any]) -> str:

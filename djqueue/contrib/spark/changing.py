@@ -12,10 +12,10 @@ from djqueue.core.errors import DjqueueError, OptionError
 from djqueue.core.options import check_text
 from djqueue.storage.base import Storage
 
+from .arrow import slices_of
 from .columns import Columns
 from .options import CANCEL, DELETE, RETRY, UPDATE, WriteOptions, parse
 from .rows import RowReader
-from .values import slices_of
 
 READ_BATCH = 200
 """Maximum number of jobs to read at once."""
@@ -98,25 +98,25 @@ class JobChanger(RowReader):
         """Apply the changes in record batches, grouped by queue."""
         operation = OPERATIONS[self._plan.options.operation]
         size = self._plan.options.batch_size
-        open_: dict[str, list[JobChange]] = {}
+        by_queue: dict[str, list[JobChange]] = {}
         payloads = 0
         for batch in batches:
             for part in slices_of(batch, size):
                 for row, error in self.rows(part):
                     self.read += 1
-                    found = self._change_or_none(row, error)
-                    if found is None:
+                    request = self._change_or_none(row, error)
+                    if request is None:
                         continue
-                    queue, change = found
-                    changes = open_.setdefault(queue, [])
+                    queue, change = request
+                    changes = by_queue.setdefault(queue, [])
                     changes.append(change)
                     payloads += len(change.payload or b"")
                     if len(changes) == size:
-                        self._do(operation, queue, open_.pop(queue))
+                        self._do(operation, queue, by_queue.pop(queue))
                     elif payloads > PAYLOAD_BYTES:
-                        self._do_all(operation, open_)
+                        self._do_all(operation, by_queue)
                         payloads = 0
-        self._do_all(operation, open_)
+        self._do_all(operation, by_queue)
 
     def _do_all(self, operation: "Operation", open_: dict[str, list[JobChange]]) -> None:
         for queue, changes in open_.items():
@@ -169,18 +169,18 @@ def _retry(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange
     edited = [change for change in changes if change.payload is not None]
     first, size = 0, 1
     while first < len(edited):
-        some = edited[first : first + size]
-        found = send(storage.reads.jobs, queue, [change.id for change in some])
-        for change, record in zip(some, found, strict=True):
+        batch = edited[first : first + size]
+        records = send(storage.reads.jobs, queue, [change.id for change in batch])
+        for change, record in zip(batch, records, strict=True):
             if record is None:
                 yield "not_found"
                 continue
             yield send(
                 storage.jobs.replace_payload, queue, change.id, change.payload, record.payload, retry=True
             )
-        first += len(some)
-        read = sum(len(record.payload) for record in found if record is not None)
-        fitting = READ_BYTES * len(some) // max(1, read)
+        first += len(batch)
+        read = sum(len(record.payload) for record in records if record is not None)
+        fitting = READ_BYTES * len(batch) // max(1, read)
         size = max(1, min(READ_BATCH, 4 * size, fitting))
 
 
@@ -218,10 +218,10 @@ def _update(storage: Storage, send: Send, queue: str, changes: Sequence[JobChang
 
 def _grouped_by(changes: Sequence[JobChange], key: Callable[[JobChange], Any]) -> dict[Any, list[int]]:
     """Return the indexes of the changes by key."""
-    found: dict[Hashable, list[int]] = {}
+    indexes_by_key: dict[Hashable, list[int]] = {}
     for index, change in enumerate(changes):
-        found.setdefault(key(change), []).append(index)
-    return found
+        indexes_by_key.setdefault(key(change), []).append(index)
+    return indexes_by_key
 
 
 OPERATIONS: Mapping[str, Operation] = {RETRY: _retry, CANCEL: _cancel, DELETE: _delete, UPDATE: _update}

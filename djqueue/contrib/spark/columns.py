@@ -61,21 +61,10 @@ class Columns:
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
         self.options = options
         _check_names(columns)
-        wanted = {
-            "queueColumn": options.queue_column,
-            "jobColumn": options.job_column,
-            "payloadColumn": options.payload_column,
-            "argsColumn": options.args_column,
-            "kwargsColumn": options.kwargs_column,
-            **{f"{camel(name)}Column": column for name, column in options.columns.items()},
-        }
-        for option, column in wanted.items():
-            if column is not None and column not in columns:
+        named = options.named_columns()
+        for option, column in named:
+            if column not in columns:
                 raise OptionError(f"{option}: no column {column!r}{nearest(column, columns)}")
-        for option, names in (("includeColumns", options.include or ()), ("excludeColumns", options.exclude)):
-            for column in names:
-                if column not in columns:
-                    raise OptionError(f"{option}: no column {column!r}{nearest(column, columns)}")
         self.payload = options.payload_column or _own("payload", columns)
         self.args = options.args_column or _own("args", columns)
         self.kwargs = options.kwargs_column or _own("kwargs", columns)
@@ -84,7 +73,7 @@ class Columns:
                 "payloadColumn can't be combined with argsColumn or kwargsColumn: remove one of them"
             )
         _check_payload(options, self.payload, self.args, self.kwargs)
-        taken = {column for column in wanted.values() if column is not None}
+        taken = {column for _, column in named}
         self.others: tuple[str, ...] = ()
         if self.payload is None and self.args is None and self.kwargs is None:
             chosen = options.include if options.include is not None else columns
@@ -109,10 +98,8 @@ class Columns:
     def option_columns(self) -> set[str]:
         """The columns with queues, jobs' names, ids and options."""
         options = self.options
-        found = {self.id_column, *self.per_row.values()}
-        found.add(options.queue_column if options.queue is None else None)
-        found.add(options.job_column if options.job is None else None)
-        return {column for column in found if column is not None}
+        columns = {options.queue_column, options.job_column, self.id_column, *self.per_row.values()}
+        return {column for column in columns if column is not None}
 
     @cached_property
     def needed(self) -> frozenset[str]:
@@ -140,15 +127,15 @@ class Columns:
     def _too_large(self, sizes: Mapping[str, int], size: int) -> str:
         """Return the error of a payload that is too large. It names the largest column."""
         column = max(sizes, key=sizes.__getitem__)
-        mine = min(sizes[column], size)
+        largest = min(sizes[column], size)
         return (
-            f"payload: column {column!r} has {mine} of {size} bytes, but maxPayloadBytes is "
+            f"payload: column {column!r} has {largest} of {size} bytes, but maxPayloadBytes is "
             f"{self.options.max_payload}: raise it, or store large data elsewhere and pass a reference"
         )
 
     def _payload_encoder(self, encode: Callable[[Any], bytes]) -> Callable[[Mapping[str, Any]], bytes]:
         if self.payload is not None:
-            return _payload_reader(self.payload, self.options.payload_format, encode)
+            return _column_encoder(self.payload, self.options.payload_format, encode)
         if self.args is None and self.kwargs is None:
             names = self.others
             if self.all_others:
@@ -225,8 +212,8 @@ def _check_payload(options: WriteOptions, payload: str | None, *arguments: str |
 def _check_dropped(plan: Columns, columns: Sequence[str]) -> None:
     """Raise OptionError if a column is the payload only because of its name, and others would be lost."""
     options = plan.options
-    given = (options.payload_column, options.args_column, options.kwargs_column)
-    if any(given) or options.payload_format != "value":
+    named = (options.payload_column, options.args_column, options.kwargs_column)
+    if any(named) or options.payload_format != "value":
         return
     dropped = [name for name in columns if name not in plan.needed]
     for role, column in (("payload", plan.payload), ("args", plan.args), ("kwargs", plan.kwargs)):
@@ -305,9 +292,9 @@ def _problem(kind: Any) -> str | None:
 
 
 def _uses(options: WriteOptions, columns: Columns) -> Iterator[tuple[str, str, Callable[[Any], object]]]:
-    if options.queue_column is not None and options.queue is None:
+    if options.queue_column is not None:
         yield "queueColumn", options.queue_column, lambda value: check_text("queue", value)
-    if options.job_column is not None and options.job is None:
+    if options.job_column is not None:
         yield "jobColumn", options.job_column, lambda value: check_text("job", value)
     if columns.id_column is not None:
         yield "idColumn", columns.id_column, lambda value: check_text("id", value)
@@ -357,7 +344,7 @@ def _sample(kind: Any) -> Any:
         raise UnknownType(name) from None
 
 
-def _payload_reader(
+def _column_encoder(
     column: str, form: str, encode: Callable[[Any], bytes]
 ) -> Callable[[Mapping[str, Any]], bytes]:
     if form == "value":

@@ -1,15 +1,28 @@
-"""Create the storage that a URL points to, in any process, without a Django project."""
+"""Create the storage that a URL points to, in any process, without a Django project.
 
+A URL may refer to an environment variable or a file with the URL, which each process resolves by itself, so
+that no plan, log or command line shows a password.
+"""
+
+import os
 import re
+import socket
 from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from djqueue.core.errors import ConfigurationError, OptionError
 from djqueue.core.policies import QueuePolicy
 from djqueue.storage.base import Storage
 from djqueue.storage.staging import Staging
 
-from .secrets import resolved
-
+ENVIRONMENT, FILE = "env:", "file:"
+REFERENCES = {"env": "the name of an environment variable", "file": "the path of a file"}
+REMEDY = (
+    "use url=env:NAME, an environment variable of the driver and the executors, or url=file:/path, a file on "
+    "their machines"
+)
+"""Ways to keep a password out of a URL."""
 REDIS = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel")
 DATABASES = ("postgresql", "postgres", "sqlite")
 SETTING = re.compile(r"(URL|CONNECTION):? ")
@@ -71,3 +84,56 @@ def staging_of(storage: Storage) -> Staging:
 
         raise OptionError(f"url: {storage.describe()} has no tables for bulk writes: {sparktables.REMEDY}")
     return staging
+
+
+def resolved(url: str) -> str:
+    """Return a URL, or the one that an environment variable (`env:NAME`) or a file (`file:/path`) has.
+
+    Raises:
+        OptionError: This process lacks the variable or the file.
+    """
+    if url.startswith((ENVIRONMENT, FILE)) and "://" in url.partition(":")[2]:
+        # Don't echo the URL: it may contain a password.
+        kind = url.partition(":")[0]
+        raise OptionError(
+            f"url: {kind}: is followed by a URL; expected {REFERENCES[kind]}: remove {kind}:, or {REMEDY}"
+        )
+    if url in (ENVIRONMENT, FILE):
+        raise OptionError(f"url: {url} is incomplete; expected {REFERENCES[url[:-1]]}")
+    if url.startswith(ENVIRONMENT):
+        name = url.removeprefix(ENVIRONMENT)
+        target = os.environ.get(name, "").strip()
+        if not target:
+            raise OptionError(
+                f"url: {url}: the environment variable {name!r} is not set in process {os.getpid()} on "
+                f"{socket.gethostname()}: set it for the driver and for all executors, before Spark starts"
+            )
+    elif url.startswith(FILE):
+        path = Path(url.removeprefix(FILE).replace("//", "", 1) if url.startswith("file://") else url[5:])
+        try:
+            target = path.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(
+                f"url: {url}: process {os.getpid()} on {socket.gethostname()} cannot read the file: {error}"
+            ) from None
+        if not target:
+            raise OptionError(f"url: {url}: the file is empty; expected a URL")
+    else:
+        return url
+    if target.startswith((ENVIRONMENT, FILE)):
+        raise OptionError(f"url: {url}: has another reference; expected a URL such as redis://…")
+    return target
+
+
+def has_password(url: str) -> bool:
+    """Return whether a URL itself has a password."""
+    if url.startswith((ENVIRONMENT, FILE)):
+        return False
+    authority, at, _ = url.partition("://")[2].rpartition("@")
+    if at and ":" in authority:
+        return True
+    try:
+        query = urlsplit(url).query
+    except ValueError:
+        return False
+    return "password=" in query.lower()

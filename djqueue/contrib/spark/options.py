@@ -1,36 +1,367 @@
-"""Parse and check the options of a write, on the driver before any task."""
+"""The options of writes and reads, parsed and checked on the driver before any task.
+
+`WRITE_OPTIONS` and `READ_OPTIONS` list them, each with its parser and what takes it. An option is a text, as
+Spark passes it. Names are case-insensitive.
+"""
 
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any
+from datetime import UTC, date, datetime
+from typing import Any, NamedTuple
 
 from djqueue.core.errors import OptionError
 from djqueue.core.messages import shown
 from djqueue.core.options import PARSERS, EnqueueOptions, check_text, parse_options
 from djqueue.core.policies import GROUP_MODES
+from djqueue.core.states import TERMINAL, State
 from djqueue.core.suggest import nearest
+from djqueue.core.units import to_milliseconds
+from djqueue.storage.export import ExportFilter
 from djqueue.storage.staging import CHUNK
+
+from .tables import EVENTS, JOBS, PAYLOAD, RESULTS, TABLES, Column, Table
 
 STAGED, DIRECT = "staged", "direct"
 FAIL, SKIP, DEAD = "fail", "skip", "dead"
 ENQUEUE, RETRY, CANCEL, DELETE, UPDATE = "enqueue", "retry", "cancel", "delete", "update"
+EARLIEST, LATEST = "earliest", "latest"
 MAX_KEY = 200
 """Maximum length of the names of a write, which storages extend."""
-LONGEST_STAGE = 365 * 86_400
+MAX_STAGE_TTL = 365 * 86_400
 """Maximum of `stageTtl`, in seconds."""
-SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname"})
-"""Options of a stream that are meant for Spark itself."""
+MAX_READ_BATCH = 3_000
+"""Maximum of `batchSize` of a read, in rows. A larger call would block Redis for too long."""
+UNLIMITED = float("inf")
 PATH = "path"
 """The option that Spark sets for an argument of `save` or `load`."""
+CHECKPOINT, QUERY_NAME = "checkpointlocation", "queryname"
+"""Options of a stream that are meant for Spark itself; only a stream that writes has the second."""
 UNAVAILABLE = {
     "contenttype": "because payloads are written as MessagePack",
     "durable": "because it only affects how a single enqueue is committed",
     "enqueueoncommit": "because Spark has no transaction to wait for",
 }
 """Why a job option can't be set, by its normalized name."""
+DEPENDS_ON = "depends_on"
+"""Parsed separately, because ids refer to the row's queue."""
+DURATIONS = frozenset({"delay", "timeout", "ttl", "unique_ttl", "result_ttl", "retention"})
+NOT_PER_JOB = frozenset({"queue", "content_type", "durable", "enqueue_on_commit"})
+"""Job options that a write does not take.
+
+The queue is the target of the write. Payloads are written as MessagePack. `durable` affects only how a single
+enqueue is committed, and Spark has no transaction that `enqueue_on_commit` could wait for."""
+PER_JOB = tuple(name for name in PARSERS if name not in NOT_PER_JOB)
+
+Parser = Callable[[str, str], Any]
+"""Returns the value of an option by its name and text. Raises OptionError."""
+
+
+# Parsers.
+
+
+def _text(name: str, text: str) -> str:
+    if not text:
+        raise OptionError(f"{name}: is empty")
+    return text
+
+
+def _key(name: str, text: str) -> str:
+    if not 1 <= len(text) <= MAX_KEY:
+        raise OptionError(f"{name}: must have 1 to {MAX_KEY} characters; got {len(text)}")
+    return check_text(name, text)
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise OptionError(f"{name}: must be true or false; got {text!r}")
+    return text.lower() == "true"
+
+
+def _choice(*choices: str, aliases: Mapping[str, str] | None = None) -> Parser:
+    def parse(name: str, text: str) -> str:
+        chosen = (aliases or {}).get(text.lower(), text.lower())
+        if chosen not in choices:
+            raise OptionError(f"{name}: {text!r} is not one of {', '.join(choices)}")
+        return chosen
+
+    return parse
+
+
+def _converted(convert: Callable[[str], Any], kind: str) -> Parser:
+    def parse(name: str, text: str) -> Any:
+        try:
+            return convert(text)
+        except ValueError:
+            raise OptionError(f"{name}: {shown(text)} is not a {kind}") from None
+
+    return parse
+
+
+_whole = _converted(int, "whole number")
+_seconds = _converted(float, "number of seconds")
+
+
+def _number(
+    convert: Callable[[str], Any], minimum: float, maximum: float = UNLIMITED, reason: str = ""
+) -> Parser:
+    read = _whole if convert is int else _converted(convert, "number")
+
+    def parse(name: str, text: str) -> Any:
+        number = read(name, text)
+        if not minimum <= number < UNLIMITED:
+            raise OptionError(f"{name}: must be a number of at least {minimum:g}; got {text}")
+        if number > maximum:
+            hint = f"{reason}; got {text}: lower it, or remove it" if reason else f"; got {text}"
+            raise OptionError(f"{name}: must be at most {maximum:,}{hint}")
+        return number
+
+    return parse
+
+
+def _count(maximum: int) -> Parser:
+    def parse(name: str, text: str) -> Any:
+        number = _whole(name, text)
+        if not 1 <= number <= maximum:
+            raise OptionError(f"{name}: must be from 1 to {maximum:,}; got {text}")
+        return number
+
+    return parse
+
+
+def _list(_name: str, text: str) -> list[str]:
+    return list_of_text(text)
+
+
+def _names(_name: str, text: str) -> tuple[str, ...]:
+    return tuple(list_of_text(text))
+
+
+def _included(name: str, text: str) -> tuple[str, ...]:
+    columns = _names(name, text)
+    if not columns:
+        raise OptionError(
+            f"{name}: names no column: name at least one, or remove it to pass all columns; for jobs "
+            "without arguments, name all columns with excludeColumns"
+        )
+    return columns
+
+
+def _words(name: str, text: str) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not words:
+        raise OptionError(f"{name}: is empty")
+    return words
+
+
+def _queues(name: str, text: str) -> tuple[str, ...]:
+    return tuple(check_text(name, queue) for queue in _words(name, text))
+
+
+def _table(name: str, text: str) -> Table:
+    table = TABLES.get(text.lower())
+    if table is None:
+        raise OptionError(f"{name}: {text!r} is not one of {', '.join(TABLES)}{nearest(text, TABLES)}")
+    return table
+
+
+def _states(name: str, text: str) -> frozenset[State]:
+    known = [state.value for state in State]
+    words = [word.lower() for word in _words(name, text)]
+    for word in words:
+        if word not in known:
+            raise OptionError(f"{name}: {word!r} is not one of {', '.join(known)}{nearest(word, known)}")
+    return frozenset(map(State, words))
+
+
+def _range_end(name: str, text: str) -> int:
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise OptionError(
+            f"{name}: {text!r} is neither a date, such as {date(2026, 1, 31)}, nor a time, such as "
+            "2026-01-31T12:00:00+01:00"
+        ) from None
+    # Without a time zone, it is UTC, as are all times of the tables.
+    return to_milliseconds(time if time.tzinfo else time.replace(tzinfo=UTC))
+
+
+def _start(name: str, text: str) -> str:
+    if text.lower() not in (EARLIEST, LATEST):
+        raise OptionError(f"{name}: must be {EARLIEST} or {LATEST}; got {text!r}")
+    return text.lower()
+
+
+def _run_at(name: str, text: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise OptionError(f"{name}: {text!r} is not a time, such as 2026-06-01T12:00:00Z") from None
+    if time.utcoffset() is None:
+        raise OptionError(f"{name}: {text!r} has no time zone: use a time such as 2026-06-01T12:00:00Z")
+    return time
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{name}: not JSON: {error}") from None
+
+
+def _backoff(name: str, text: str) -> Any:
+    """Convert a backoff: seconds, the name of a kind, or a JSON object."""
+    try:
+        return float(text)
+    except ValueError:
+        return _json(name, text) if text.lstrip().startswith("{") else text
+
+
+JOB_PARSERS: Mapping[str, Parser] = {
+    **dict.fromkeys(("priority", "max_attempts", "max_stalls", "weight"), _whole),
+    **dict.fromkeys(DURATIONS, _seconds),
+    **dict.fromkeys(("tags", DEPENDS_ON), _list),
+    "lifo": _flag,
+    "backoff": _backoff,
+    "headers": _json,
+    "run_at": _run_at,
+}
+"""Parsers that turn the text of a job option into the value that Python code would pass; others are texts."""
+
+
+def value_of_text(option: str, text: str) -> Any:
+    """Convert the text of a job option to its value. Raises OptionError."""
+    parser = JOB_PARSERS.get(option)
+    return text if parser is None else parser(camel(option), text)
+
+
+def _constant(option: str) -> Parser:
+    def parse_constant(_name: str, text: str) -> Any:
+        value = value_of_text(option, text)
+        if option != DEPENDS_ON:
+            parse(option, value)
+        return value
+
+    return parse_constant
+
+
+def _as_it_is(_name: str, text: str) -> str:
+    return text
+
+
+# Names.
+
+
+def key_of(name: str) -> str:
+    """Normalize an option's name: `maxAttempts`, `maxattempts` and `max_attempts` are the same option."""
+    return name.replace("_", "").lower()
+
+
+def camel(name: str) -> str:
+    """Convert an option's name to camel case, as in Spark's options."""
+    head, *rest = name.split("_")
+    return head + "".join(part.title() for part in rest)
+
+
+# The tables.
+
+
+class Option(NamedTuple):
+    """An option of a write or a read."""
+
+    name: str
+    field: str
+    """Field of `WriteOptions` or `ReadOptions`, or key of the mapping that `group` names."""
+    parse: Parser
+    uses: frozenset[str]
+    """Operations of a write, or kinds of a read, that take it."""
+    group: str = ""
+    """Mapping of `WriteOptions` that has its value: `constants` or `columns`."""
+
+
+NEW = frozenset({ENQUEUE})
+PACED = frozenset({ENQUEUE, RETRY})
+SCHEDULED = frozenset({ENQUEUE, UPDATE})
+WITH_PAYLOAD = frozenset({ENQUEUE, RETRY, UPDATE})
+OPERATIONS = frozenset({ENQUEUE, RETRY, CANCEL, DELETE, UPDATE})
+BATCH, STREAM = frozenset({"batch"}), frozenset({"stream"})
+READS = BATCH | STREAM
+
+
+def _job_options() -> list[Option]:
+    """Return the option of each job option, for all rows and from a column."""
+    options = []
+    for name in PER_JOB:
+        uses = SCHEDULED if name in ("priority", "run_at") else NEW
+        options.append(Option(camel(name), name, _constant(name), uses, "constants"))
+        options.append(Option(f"{camel(name)}Column", name, _as_it_is, uses, "columns"))
+    return options
+
+
+WRITE_OPTIONS = (
+    Option("url", "url", _text, OPERATIONS),
+    Option("keyPrefix", "prefix", _text, OPERATIONS),
+    Option("operation", "operation", _choice(ENQUEUE, RETRY, CANCEL, DELETE, UPDATE), OPERATIONS),
+    Option("writeId", "write", _key, OPERATIONS),
+    Option("groupMode", "group_mode", _choice(*GROUP_MODES), NEW),
+    Option("queue", "queue", check_text, OPERATIONS),
+    Option("queueColumn", "queue_column", _text, OPERATIONS),
+    Option("job", "job", check_text, NEW),
+    Option("jobColumn", "job_column", _text, NEW),
+    Option("idColumn", "id", _as_it_is, OPERATIONS, "columns"),
+    *_job_options(),
+    Option("payloadColumn", "payload_column", _text, WITH_PAYLOAD),
+    Option("payloadFormat", "payload_format", _choice("value", "json", "msgpack"), WITH_PAYLOAD),
+    Option("argsColumn", "args_column", _text, WITH_PAYLOAD),
+    Option("kwargsColumn", "kwargs_column", _text, WITH_PAYLOAD),
+    Option("includeColumns", "include", _included, WITH_PAYLOAD),
+    Option("excludeColumns", "exclude", _names, WITH_PAYLOAD),
+    Option("maxPayloadBytes", "max_payload", _number(int, 1), WITH_PAYLOAD),
+    Option("txnAppId", "app", _key, NEW),
+    Option("txnVersion", "version", _number(int, 0, 2**63 - 1), NEW),
+    Option("deliveryMode", "delivery", _choice(STAGED, DIRECT), NEW),
+    Option(
+        "batchSize", "batch_size", _number(int, 1, CHUNK, ", the jobs of one call to the storage"), OPERATIONS
+    ),
+    Option("maxQueueDepth", "max_queue_depth", _number(int, 1, 2**63 - 1), PACED),
+    Option("backpressureTimeout", "backpressure_timeout", _number(float, 0), PACED),
+    Option("rateLimit", "rate_limit", _number(float, 0.001), OPERATIONS),
+    Option("maxRetries", "max_retries", _number(int, 0), OPERATIONS),
+    Option("stageTtl", "stage_ttl", _number(float, 1, MAX_STAGE_TTL), NEW),
+    Option("onError", "on_error", _choice(FAIL, SKIP, DEAD, aliases={"dlq": DEAD}), OPERATIONS),
+    Option("dryRun", "dry_run", _flag, PACED),
+)
+READ_OPTIONS = (
+    Option("url", "url", _text, READS),
+    Option("keyPrefix", "prefix", _text, READS),
+    Option("table", "table", _table, READS),
+    Option("queue", "queue", lambda name, text: (check_text(name, text),), READS),
+    Option("queues", "queues", _queues, READS),
+    Option("state", "states", _states, BATCH),
+    Option("since", "since", _range_end, BATCH),
+    Option("until", "until", _range_end, BATCH),
+    Option("columns", "columns", _words, READS),
+    Option("includePayload", "payload", _flag, BATCH),
+    Option("numPartitions", "partitions", _count(1_000), BATCH),
+    Option("batchSize", "batch_size", _count(MAX_READ_BATCH), READS),
+    Option("startingOffsets", "starting", _start, STREAM),
+    Option("maxRowsPerTrigger", "max_rows", _count(2**31 - 1), STREAM),
+    Option("failOnDataLoss", "fail_on_data_loss", _flag, STREAM),
+)
+
+_WRITE_OPTIONS = {key_of(option.name): option for option in WRITE_OPTIONS}
+_READ_OPTIONS = {option.name.lower(): option for option in READ_OPTIONS}
+
+
+def _unknown(name: str, options: Iterable[Option]) -> OptionError:
+    if name.lower() == PATH:
+        return OptionError(
+            "path: save() and load() take no path, because the option url names the storage: call them "
+            "without an argument"
+        )
+    known = [option.name for option in options]
+    return OptionError(f"unknown option {name!r}{nearest(name, known) or ': remove it'}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,37 +405,36 @@ class WriteOptions:
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> "WriteOptions":
-        """Parse the options of a write. Names are case-insensitive. Raises OptionError for an invalid one."""
+        """Parse the options of a write. Raises OptionError for an invalid one."""
         values: dict[str, Any] = {"constants": {}, "columns": {}}
         spelled: dict[str, str] = {}
         for name, text in given.items():
-            plain = key_of(name)
-            if plain in SPARK_OPTIONS:
+            key = key_of(name)
+            if key in (CHECKPOINT, QUERY_NAME):
                 continue
-            known = _KNOWN.get(plain)
-            if plain in UNAVAILABLE:
-                raise OptionError(
-                    f"{name}: not available for Spark's writes, {UNAVAILABLE[plain]}: remove it"
-                )
-            if known is None:
-                raise unknown(name, _SPELLED)
-            if plain in spelled:
-                raise OptionError(f"{name}: the option is set twice, also as {spelled[plain]}")
-            spelled[plain] = name
-            known(values, text)
+            if key in UNAVAILABLE:
+                raise OptionError(f"{name}: not available for Spark's writes, {UNAVAILABLE[key]}: remove it")
+            option = _WRITE_OPTIONS.get(key)
+            if option is None:
+                raise _unknown(name, WRITE_OPTIONS)
+            if key in spelled:
+                raise OptionError(f"{name}: the option is set twice, also as {spelled[key]}")
+            spelled[key] = name
+            target = values[option.group] if option.group else values
+            target[option.field] = option.parse(option.name, text)
         if "url" not in values:
             raise OptionError(
                 "url: set the storage to write to: redis://…, postgresql://…, sqlite:///…, env:NAME or "
                 "file:/path. Tables and views of SQL can only be read: to enqueue rows, use df.write or "
                 "enqueue(spark.sql('SELECT …'), …)"
             )
-        _check_combinations(values, spelled)
+        _check_combinations(values)
         operation = values.get("operation", ENQUEUE)
         if operation != ENQUEUE:
             _check_change(operation, values, spelled)
             return cls(**values)
-        for needed, instead in (("queue", "queue_column"), ("job", "job_column")):
-            if needed not in values and instead not in values:
+        for needed in ("queue", "job"):
+            if needed not in values and f"{needed}_column" not in values:
                 raise OptionError(f"{needed}: set the option, or name a column with {needed}Column")
         if ("app" in values) != ("version" in values):
             raise OptionError("txnAppId and txnVersion must be set together: they identify one write")
@@ -112,28 +442,24 @@ class WriteOptions:
             raise OptionError(f"{camel(name)}: set as an option and as a column: remove one of them")
         return cls(**values)
 
-
-def unknown(name: str, known: Iterable[str]) -> OptionError:
-    """Return the error for an unknown option of a write or a read."""
-    if name.lower() == PATH:
-        return OptionError(
-            "path: save() and load() take no path, because the option url names the storage: call them "
-            "without an argument"
-        )
-    return OptionError(f"unknown option {name!r}{nearest(name, known) or ': remove it'}")
-
-
-ALTERNATIVES = (("queue", "queueColumn"), ("job", "jobColumn"))
-"""Options that give the same thing, for all rows or from a column."""
+    def named_columns(self) -> list[tuple[str, str]]:
+        """Return the columns that options name, each with the name of its option."""
+        named = []
+        for option in WRITE_OPTIONS:
+            if option.name.endswith(("Column", "Columns")):
+                value = self.columns.get(option.field) if option.group else getattr(self, option.field)
+                columns = (value,) if isinstance(value, str) else value or ()
+                named += [(option.name, column) for column in columns]
+        return named
 
 
-def _check_combinations(values: Mapping[str, Any], spelled: Mapping[str, str]) -> None:
+def _check_combinations(values: Mapping[str, Any]) -> None:
     """Raise OptionError for an option that would have no effect beside the others."""
-    for constant, column in ALTERNATIVES:
-        if constant in spelled and key_of(column) in spelled:
+    for name in ("queue", "job"):
+        if name in values and f"{name}_column" in values:
             raise OptionError(
-                f"{constant} and {column} can't be combined: remove {constant} to take it from column "
-                f"{values[constant + '_column']!r}, or remove {column}"
+                f"{name} and {name}Column can't be combined: remove {name} to take it from column "
+                f"{values[f'{name}_column']!r}, or remove {name}Column"
             )
     if "group_mode" in values and "queue" not in values:
         raise OptionError(
@@ -158,47 +484,10 @@ def _check_combinations(values: Mapping[str, Any], spelled: Mapping[str, str]) -
         raise OptionError("backpressureTimeout: requires maxQueueDepth: set both, or remove it")
 
 
-CHANGE_OPTIONS = frozenset(
-    {
-        "url",
-        "keyPrefix",
-        "operation",
-        "writeId",
-        "queue",
-        "queueColumn",
-        "idColumn",
-        "batchSize",
-        "rateLimit",
-        "maxRetries",
-        "onError",
-    }
-)
-"""Options of all operations on existing jobs."""
-PAYLOAD = frozenset(
-    {
-        "payloadColumn",
-        "payloadFormat",
-        "argsColumn",
-        "kwargsColumn",
-        "includeColumns",
-        "excludeColumns",
-        "maxPayloadBytes",
-    }
-)
-CHANGES: Mapping[str, frozenset[str]] = {
-    RETRY: CHANGE_OPTIONS | PAYLOAD | {"maxQueueDepth", "backpressureTimeout", "dryRun"},
-    CANCEL: CHANGE_OPTIONS,
-    DELETE: CHANGE_OPTIONS,
-    UPDATE: CHANGE_OPTIONS | PAYLOAD | {"priority", "priorityColumn", "runAt", "runAtColumn"},
-}
-"""The options of each operation on existing jobs."""
-
-
 def _check_change(operation: str, values: dict[str, Any], spelled: Mapping[str, str]) -> None:
     """Raise OptionError for an option that an operation on existing jobs does not take."""
-    takes = {key_of(name) for name in CHANGES[operation]}
-    for plain, name in spelled.items():
-        if plain not in takes:
+    for key, name in spelled.items():
+        if operation not in _WRITE_OPTIONS[key].uses:
             raise OptionError(f"{name}: not supported by the operation {operation}; remove the option")
     if values.get("on_error") == DEAD:
         raise OptionError(f"onError: dead is supported only by the operation {ENQUEUE}; use {FAIL} or {SKIP}")
@@ -207,200 +496,128 @@ def _check_change(operation: str, values: dict[str, Any], spelled: Mapping[str, 
     values["columns"].setdefault("id", "id")
 
 
-def key_of(name: str) -> str:
-    """Normalize an option's name: `maxAttempts`, `maxattempts` and `max_attempts` are the same option."""
-    return name.replace("_", "").lower()
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """The options of a read; docs/spark.md describes them."""
 
+    url: str = field(repr=False)
+    """The storage's address, which may contain a password."""
+    prefix: str = ""
+    table: Table = JOBS
+    queues: tuple[str, ...] | None = None
+    states: frozenset[State] | None = None
+    since: int | None = None
+    """Start of the time range, in UTC milliseconds."""
+    until: int | None = None
+    """End of the time range, in UTC milliseconds; exclusive."""
+    columns: tuple[str, ...] | None = None
+    payload: bool = False
+    partitions: int = 8
+    batch_size: int = 1_000
+    starting: str = LATEST
+    max_rows: int | None = None
+    fail_on_data_loss: bool = True
 
-def _text(field_name: str) -> Callable[[dict[str, Any], str], None]:
-    def read(values: dict[str, Any], text: str) -> None:
-        if not text:
-            raise OptionError(f"{camel(field_name)}: is empty")
-        values[field_name] = text
+    @classmethod
+    def read(cls, given: Mapping[str, str]) -> "ReadOptions":
+        """Parse the options of a read, or of a stream of events.
 
-    return read
+        Raises:
+            OptionError: An option is unknown, invalid, or not supported for the table.
+        """
+        values: dict[str, Any] = {}
+        options: list[Option] = []
+        for name, text in given.items():
+            if name.lower() == CHECKPOINT:
+                continue
+            option = _READ_OPTIONS.get(name.lower())
+            if option is None:
+                raise _unknown(name, READ_OPTIONS)
+            options.append(option)
+            values[option.field] = option.parse(option.name, text)
+        if "url" not in values:
+            raise OptionError(
+                "url: set the storage to read from: redis://…, postgresql://…, sqlite:///…, env:NAME or "
+                "file:/path. Spark does not pass the options of a table in its catalog: name them in the "
+                "query, with SELECT … FROM name WITH (url = 'env:NAME'), or use a temporary view"
+            )
+        if "queue" in values and "queues" in values:
+            raise OptionError("queue and queues can't be combined: remove one of them")
+        if "queue" in values:
+            values["queues"] = values.pop("queue")
+        read = cls(**values)
+        use = STREAM if read.table is EVENTS else BATCH
+        for name in sorted(option.name for option in options if not use & option.uses):
+            raise OptionError(f"{name}: not an option for reading {read.table.name}")
+        read._check()
+        return read
 
+    def _check(self) -> None:
+        table = self.table
+        if self.queues is not None and not table.is_by_queue:
+            raise OptionError(f"queue: rows of {table.name} have no queue")
+        if self.states is not None and not table.is_by_state:
+            raise OptionError(f"state: rows of {table.name} cannot be filtered by state")
+        if self.states is not None and table is RESULTS and self.states - TERMINAL:
+            raise OptionError("state: results exist only for completed, failed and cancelled jobs")
+        if (self.since, self.until) != (None, None) and table.time is None:
+            raise OptionError(f"since, until: rows of {table.name} cannot be filtered by time")
+        if self.since is not None and self.until is not None and self.since >= self.until:
+            raise OptionError("until: must be later than since")
+        if self.payload and table is not JOBS:
+            raise OptionError(f"includePayload: supported only by the table jobs, not {table.name}")
+        if self.payload and self.columns is not None and PAYLOAD not in self.columns:
+            raise OptionError(
+                "includePayload: has no effect, because columns does not name payload: add it to columns, or "
+                "remove includePayload"
+            )
+        self.schema()
 
-def _named(field_name: str) -> Callable[[dict[str, Any], str], None]:
-    def read(values: dict[str, Any], text: str) -> None:
-        values[field_name] = check_text(field_name, text)
+    def schema(self) -> list[Column]:
+        """Return the columns to read. Raises OptionError for an unknown one."""
+        try:
+            return self.table.chosen(self.columns, payload=self.payload)
+        except KeyError as error:
+            name = str(error.args[0])
+            if name == PAYLOAD and self.table is JOBS:
+                raise OptionError("columns: payload requires includePayload=true") from None
+            known = self.table.names(payload=self.payload)
+            raise OptionError(
+                f"columns: {self.table.name} has no column {name!r}{nearest(name, known)}"
+            ) from None
 
-    return read
-
-
-def _key(field_name: str, name: str) -> Callable[[dict[str, Any], str], None]:
-    def read(values: dict[str, Any], text: str) -> None:
-        if not 1 <= len(text) <= MAX_KEY:
-            raise OptionError(f"{name}: must have 1 to {MAX_KEY} characters; got {len(text)}")
-        values[field_name] = check_text(name, text)
-
-    return read
-
-
-def _names(field_name: str) -> Callable[[dict[str, Any], str], None]:
-    def read(values: dict[str, Any], text: str) -> None:
-        values[field_name] = tuple(list_of_text(text))
-
-    return read
-
-
-def _include(values: dict[str, Any], text: str) -> None:
-    _names("include")(values, text)
-    if not values["include"]:
-        raise OptionError(
-            "includeColumns: names no column: name at least one, or remove it to pass all columns; for jobs "
-            "without arguments, name all columns with excludeColumns"
+    def wanted(self) -> ExportFilter:
+        """Return the filter to pass to the storage."""
+        return ExportFilter(
+            self.table.name,
+            frozenset(column.name for column in self.schema()),
+            self.queues,
+            self.states,
+            self.since,
+            self.until,
         )
 
 
-def _batch_size(values: dict[str, Any], text: str) -> None:
-    _number("batch_size", "batchSize", int, 1)(values, text)
-    if values["batch_size"] > CHUNK:
-        raise OptionError(
-            f"batchSize: must be at most {CHUNK:,}, the jobs of one call to the storage; got {text}: lower "
-            "it, or remove it"
-        )
-
-
-def _number(
-    field_name: str,
-    spelled: str,
-    convert: Callable[[str], Any],
-    minimum: float,
-    maximum: float = float("inf"),
-) -> Callable[[dict[str, Any], str], None]:
-    def read(values: dict[str, Any], text: str) -> None:
-        try:
-            number = convert(text)
-        except ValueError:
-            kind = "whole number" if convert is int else "number"
-            raise OptionError(f"{spelled}: {shown(text)} is not a {kind}") from None
-        if not minimum <= number < float("inf"):
-            raise OptionError(f"{spelled}: must be a number of at least {minimum:g}; got {text}")
-        if number > maximum:
-            raise OptionError(f"{spelled}: must be at most {maximum:,}; got {text}")
-        values[field_name] = number
-
-    return read
-
-
-def _choice(
-    field_name: str, spelled: str, *choices: str, alias: Mapping[str, str] | None = None
-) -> Callable[[dict[str, Any], str], None]:
-    def read(values: dict[str, Any], text: str) -> None:
-        chosen = (alias or {}).get(text.lower(), text.lower())
-        if chosen not in choices:
-            raise OptionError(f"{spelled}: {text!r} is not one of {', '.join(choices)}")
-        values[field_name] = chosen
-
-    return read
-
-
-def _flag(field_name: str, spelled: str) -> Callable[[dict[str, Any], str], None]:
-    def read(values: dict[str, Any], text: str) -> None:
-        if text.lower() not in ("true", "false"):
-            raise OptionError(f"{spelled}: must be true or false; got {text!r}")
-        values[field_name] = text.lower() == "true"
-
-    return read
-
-
-def _constant(option: str) -> Callable[[dict[str, Any], str], None]:
-    def read(values: dict[str, Any], text: str) -> None:
-        value = value_of_text(option, text)
-        if option != DEPENDS_ON:
-            parse(option, value)
-        values["constants"][option] = value
-
-    return read
-
-
-def _column(option: str) -> Callable[[dict[str, Any], str], None]:
-    def read(values: dict[str, Any], text: str) -> None:
-        values["columns"][option] = text
-
-    return read
-
-
-DEPENDS_ON = "depends_on"
-"""Parsed separately, because ids refer to the row's queue."""
-DURATIONS = frozenset({"delay", "timeout", "ttl", "unique_ttl", "result_ttl", "retention"})
-WHOLE = frozenset({"priority", "max_attempts", "max_stalls", "weight"})
-NOT_PER_JOB = frozenset({"queue", "content_type", "durable", "enqueue_on_commit"})
-"""Job options that a write does not take.
-
-The queue is the target of the write. Payloads are written as MessagePack. `durable` affects only how a single
-enqueue is committed, and Spark has no transaction that `enqueue_on_commit` could wait for."""
-PER_JOB = tuple(name for name in PARSERS if name not in NOT_PER_JOB)
-_SNAKE = re.compile(rf"\b({'|'.join(name for name in PER_JOB if '_' in name)})\b")
-
-
-def value_of_text(option: str, text: str) -> Any:
-    """Convert the text of an option to its value: seconds, an integer, a boolean or a list."""
-    try:
-        if option in WHOLE:
-            return int(text)
-        if option in DURATIONS:
-            return float(text)
-    except ValueError:
-        kind = "number of seconds" if option in DURATIONS else "whole number"
-        raise OptionError(f"{camel(option)}: {shown(text)} is not a {kind}") from None
-    if option == "lifo":
-        if text.lower() not in ("true", "false"):
-            raise OptionError(f"lifo: must be true or false; got {text!r}")
-        return text.lower() == "true"
-    if option in ("tags", DEPENDS_ON):
-        return list_of_text(text)
-    if option == "backoff":
-        return _backoff(text)
-    if option == "headers":
-        return _json(option, text)
-    if option == "run_at":
-        try:
-            time = datetime.fromisoformat(text)
-        except ValueError:
-            raise OptionError(f"runAt: {text!r} is not a time, such as 2026-06-01T12:00:00Z") from None
-        if time.utcoffset() is None:
-            raise OptionError(f"runAt: {text!r} has no time zone: use a time such as 2026-06-01T12:00:00Z")
-        return time
-    return text
+# Values of job options, of all rows or in a column.
 
 
 def list_of_text(text: str) -> list[str]:
     """Split a list of strings: separated by commas, or a JSON array, in which strings may have commas."""
     if text.lstrip().startswith("["):
         try:
-            found = json.loads(text)
+            strings = json.loads(text)
         except (ValueError, RecursionError):
-            found = None
-        if isinstance(found, list) and all(isinstance(one, str) for one in found):
-            return found
+            strings = None
+        if isinstance(strings, list) and all(isinstance(string, str) for string in strings):
+            return strings
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def text_of_list(strings: Iterable[str]) -> str:
     """Convert strings to the text of an option, which `list_of_text` converts back."""
-    given = list(strings)
-    text = ",".join(given)
-    return text if list_of_text(text) == given else json.dumps(given)
-
-
-def _backoff(text: str) -> Any:
-    """Convert a backoff: seconds, the name of a kind, or a JSON object."""
-    try:
-        return float(text)
-    except ValueError:
-        pass
-    if not text.lstrip().startswith("{"):
-        return text
-    return _json("backoff", text)
-
-
-def _json(option: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise OptionError(f"{option}: not JSON: {error}") from None
+    strings = list(strings)
+    text = ",".join(strings)
+    return text if list_of_text(text) == strings else json.dumps(strings)
 
 
 def parse(option: str, value: Any) -> Any:
@@ -419,67 +636,22 @@ def job_options(given: Mapping[str, Any], base: EnqueueOptions) -> EnqueueOption
         raise OptionError(_SNAKE.sub(lambda name: camel(name[0]), str(error))) from None
 
 
+_SNAKE = re.compile(rf"\b({'|'.join(name for name in PER_JOB if '_' in name)})\b")
+
+
 def dependencies(queue: str, value: Any) -> tuple[tuple[str, str], ...]:
     """Return the keys of a job's dependencies: ids in its queue, or structs of queue and id.
 
     Raises:
         OptionError: A dependency is neither.
     """
-    found = []
-    for one in value if isinstance(value, list | tuple) else [value]:
-        if isinstance(one, Mapping) and set(one) == {"queue", "id"}:
-            found.append((one["queue"], one["id"]))
-        elif isinstance(one, str):
-            found.append((queue, one))
+    keys = []
+    for item in value if isinstance(value, list | tuple) else [value]:
+        if isinstance(item, Mapping) and set(item) == {"queue", "id"}:
+            keys.append((item["queue"], item["id"]))
+        elif isinstance(item, str):
+            keys.append((queue, item))
         else:
-            raise OptionError(f"dependsOn: expected an id, or a struct of queue and id, got {one!r}")
-    keys: tuple[tuple[str, str], ...] = parse(DEPENDS_ON, found)
-    return keys
-
-
-def camel(name: str) -> str:
-    """Convert an option's name to camel case, as in Spark's options."""
-    head, *rest = name.split("_")
-    return head + "".join(part.title() for part in rest)
-
-
-_SPELLED: list[str] = []
-_KNOWN: dict[str, Callable[[dict[str, Any], str], None]] = {}
-
-
-def _add(spelled: str, reader: Callable[[dict[str, Any], str], None]) -> None:
-    _SPELLED.append(spelled)
-    _KNOWN[key_of(spelled)] = reader
-
-
-_add("url", _text("url"))
-_add("keyPrefix", _text("prefix"))
-_add("operation", _choice("operation", "operation", ENQUEUE, *CHANGES))
-_add("writeId", _key("write", "writeId"))
-_add("groupMode", _choice("group_mode", "groupMode", *GROUP_MODES))
-_add("queue", _named("queue"))
-_add("queueColumn", _text("queue_column"))
-_add("job", _named("job"))
-_add("jobColumn", _text("job_column"))
-_add("idColumn", _column("id"))
-for _option in PER_JOB:
-    _add(camel(_option), _constant(_option))
-    _add(camel(_option) + "Column", _column(_option))
-_add("payloadColumn", _text("payload_column"))
-_add("payloadFormat", _choice("payload_format", "payloadFormat", "value", "json", "msgpack"))
-_add("argsColumn", _text("args_column"))
-_add("kwargsColumn", _text("kwargs_column"))
-_add("includeColumns", _include)
-_add("excludeColumns", _names("exclude"))
-_add("maxPayloadBytes", _number("max_payload", "maxPayloadBytes", int, 1))
-_add("txnAppId", _key("app", "txnAppId"))
-_add("txnVersion", _number("version", "txnVersion", int, 0, 2**63 - 1))
-_add("deliveryMode", _choice("delivery", "deliveryMode", STAGED, DIRECT))
-_add("batchSize", _batch_size)
-_add("maxQueueDepth", _number("max_queue_depth", "maxQueueDepth", int, 1, 2**63 - 1))
-_add("backpressureTimeout", _number("backpressure_timeout", "backpressureTimeout", float, 0))
-_add("rateLimit", _number("rate_limit", "rateLimit", float, 0.001))
-_add("maxRetries", _number("max_retries", "maxRetries", int, 0))
-_add("stageTtl", _number("stage_ttl", "stageTtl", float, 1, LONGEST_STAGE))
-_add("onError", _choice("on_error", "onError", FAIL, SKIP, DEAD, alias={"dlq": DEAD}))
-_add("dryRun", _flag("dry_run", "dryRun"))
+            raise OptionError(f"dependsOn: expected an id, or a struct of queue and id, got {item!r}")
+    checked: tuple[tuple[str, str], ...] = parse(DEPENDS_ON, keys)
+    return checked

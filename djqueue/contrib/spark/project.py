@@ -22,17 +22,20 @@ OF_DJANGO = frozenset({"isolation_level", "pool", "server_side_binding"})
 """Options of Django's connections, which have no text. `assume_role` has one, and is passed on."""
 
 
-def with_defaults(given: Mapping[str, str]) -> dict[str, str]:
+def with_defaults(options: Mapping[str, str]) -> dict[str, str]:
     """Return the options with the project's defaults added, or unchanged without a project."""
     settings = _settings()
     if settings is None:
-        return dict(given)
-    given_options = {key_of(name): value for name, value in given.items()}
-    found = storage_options(settings)
+        return dict(options)
+    given_options = {key_of(name): value for name, value in options.items()}
+    defaults = storage_options(settings)
     if given_options.get("operation", ENQUEUE) == ENQUEUE:
-        found |= _of_queue(settings, given_options.get("queue"))
-        found |= _of_job(settings, given_options.get("job"))
-    return {**{name: text for name, text in found.items() if not _is_given(name, given_options)}, **given}
+        defaults |= _of_queue(settings, given_options.get("queue"))
+        defaults |= _of_job(settings, given_options.get("job"))
+    return {
+        **{name: text for name, text in defaults.items() if not _is_given(name, given_options)},
+        **options,
+    }
 
 
 def _is_given(name: str, given_options: Mapping[str, str]) -> bool:
@@ -72,19 +75,19 @@ def has_project() -> bool:
 
 def storage_options(settings: "Settings") -> dict[str, str]:
     """Return the options `url` and `keyPrefix` of the project's storage, if a URL can express it."""
-    given = settings.storage_options
-    found: dict[str, str] = {}
+    configured = settings.storage_options
+    options: dict[str, str] = {}
     if settings.backend.endswith("DatabaseStorage"):
-        url = _database(given.get("database", "default"))
-    elif given.get("connection") or given.get("sentinel_kwargs"):
+        url = _database(configured.get("database", "default"))
+    elif configured.get("connection") or configured.get("sentinel_kwargs"):
         url = None
     else:
-        url = given.get("url") or _cache(str(given.get("cache")))
+        url = configured.get("url") or _cache(str(configured.get("cache")))
     if isinstance(url, str):
-        found["url"] = url
-    if given.get("prefix"):
-        found["keyPrefix"] = str(given["prefix"])
-    return found
+        options["url"] = url
+    if configured.get("prefix"):
+        options["keyPrefix"] = str(configured["prefix"])
+    return options
 
 
 def _cache(alias: str) -> str | None:
@@ -112,32 +115,32 @@ def _database(alias: str) -> str | None:
     engine, name = str(database.get("ENGINE", "")), str(database.get("NAME", ""))
     if engine.endswith("sqlite3"):
         return f"sqlite://{quote(os.path.abspath(name))}"
-    given: Mapping[str, Any] = database.get("OPTIONS", {})
-    if not engine.endswith("postgresql") or not name or "password" in given:
+    configured: Mapping[str, Any] = database.get("OPTIONS", {})
+    if not engine.endswith("postgresql") or not name or "password" in configured:
         return None
     user, password, port = (str(database.get(key) or "") for key in ("USER", "PASSWORD", "PORT"))
-    who = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
+    login = quote(user, safe="") + (f":{quote(password, safe='')}" if password else "")
     options = {
         key: int(value) if isinstance(value, bool) else value
-        for key, value in given.items()
+        for key, value in configured.items()
         if key not in OF_DJANGO and isinstance(value, str | int)
     }
     host = str(database.get("HOST") or "")
     if "/" in host:
         options["host"], host = host, ""  # The directory of a Unix socket.
-    where = (f"{who}@" if who else "") + host + (f":{port}" if port else "")
+    server = (f"{login}@" if login else "") + host + (f":{port}" if port else "")
     more = f"?{urlencode(options)}" if options else ""
-    return f"postgresql://{where}/{quote(name, safe='')}{more}"
+    return f"postgresql://{server}/{quote(name, safe='')}{more}"
 
 
 def _of_queue(settings: "Settings", queue: str | None) -> dict[str, str]:
-    found = {"maxPayloadBytes": str(settings.max_payload)}
+    options = {"maxPayloadBytes": str(settings.max_payload)}
     if queue is not None and queue in settings.queues:
         policy = settings.queues[queue]
-        found["groupMode"] = policy.group_mode
+        options["groupMode"] = policy.group_mode
         if policy.max_size is not None:
-            found["maxQueueDepth"] = str(policy.max_size)
-    return found
+            options["maxQueueDepth"] = str(policy.max_size)
+    return options
 
 
 def _of_job(settings: "Settings", job: str | None) -> dict[str, str]:

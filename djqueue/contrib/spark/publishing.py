@@ -54,31 +54,31 @@ class DriverPublisher:
         """
         finished: tuple[Counts, bool] | None = None
         while True:
-            found = self._commit(plan)
-            is_own = (found.plan.write, found.plan.version) == (plan.write, plan.version)
+            state = self._commit(plan)
+            is_own = (state.plan.write, state.plan.version) == (plan.write, plan.version)
             if not is_own:
-                refuse_other_frame(found, plan)
-            elif found.status != "done":
+                refuse_other_frame(state, plan)
+            elif state.status != "done":
                 self._reporter.committed()
-            if found.status == "done" and finished is not None:
+            if state.status == "done" and finished is not None:
                 if not is_own:
                     self._forget(plan)
                 return finished  # It is there, or a later version has been published since.
-            if found.status == "done" and is_own:
+            if state.status == "done" and is_own:
                 # A sweep, or another driver, has finished this write.
-                self._reporter.published(found.counts)
+                self._reporter.published(state.counts)
                 self._reporter.done(skipped=False)
-                return sum(found.counts.values(), Counts()), False
-            if found.status == "done":
+                return sum(state.counts.values(), Counts()), False
+            if state.status == "done":
                 self._forget(plan)
-                counted = found.counts if found.plan.version == plan.version else {}
-                self._reporter.skipped(found.plan, counted)
+                counted = state.counts if state.plan.version == plan.version else {}
+                self._reporter.skipped(state.plan, counted)
                 self._reporter.done(skipped=True)
                 return sum(counted.values(), Counts()), True
-            publication = self._finish(found, plan, is_own=is_own)
-            if publication is not None and found.status != "unfinished":
+            publication = self._finish(state, plan, is_own=is_own)
+            if publication is not None and state.status != "unfinished":
                 finished = sum(publication.counts.values(), Counts()), _is_skipped(publication, plan)
-                if self._send(self._staging.confirm, found.plan):
+                if self._send(self._staging.confirm, state.plan):
                     if not is_own:
                         self._forget(plan)
                     return finished
@@ -86,7 +86,7 @@ class DriverPublisher:
 
     def _commit(self, plan: Plan) -> PlanState:
         try:
-            found: PlanState = self._send(self._staging.commit, plan)
+            state: PlanState = self._send(self._staging.commit, plan)
         except StorageError as error:
             remedy = (
                 "with the same txnVersion" if plan.lifetime is None else "only if it has no report by then"
@@ -96,13 +96,13 @@ class DriverPublisher:
                 f"{SILENCE // 1_000} s. Run it again after a few minutes, {remedy}."
             )
             raise
-        return found
+        return state
 
     def _finish(self, state: PlanState, own: Plan, *, is_own: bool) -> PlanPublisher | None:
         """Publish a plan. Returns None if the own plan must be committed again."""
-        found = self._plan = state.plan
+        plan = self._plan = state.plan
         size = step_size(self._options.max_queue_depth, self._options.batch_size)
-        publication = PlanPublisher(self._staging, found, self._publish_when_possible, self._wait, size)
+        publication = PlanPublisher(self._staging, plan, self._publish_when_possible, self._wait, size)
         try:
             for progress in publication.steps():
                 self._reporter.progressed(progress)
@@ -112,26 +112,26 @@ class DriverPublisher:
                 self._reporter.save_earlier()
             else:
                 if not is_own:
-                    self._reporter.resumed(found, publication.counts)
+                    self._reporter.resumed(plan, publication.counts)
                 self._reporter.done(skipped=_is_skipped(publication, own))
             if not publication.close():
                 self._reporter.start_over()
                 return None  # A failover has lost some of the steps.
         except ChunkMissingError as error:
-            now = self._send(self._staging.state_of, found)
-            if now == "done":
+            status = self._send(self._staging.state_of, plan)
+            if status == "done":
                 return None
-            if now == "" and is_own and not self._was_lost:
+            if status == "" and is_own and not self._was_lost:
                 self._was_lost = True
                 return None  # A later version was published meanwhile, or a failover has lost the plan.
-            is_dropped = now != "" and self._staging.drop(found)
-            if now == "" or is_dropped:
+            is_dropped = status != "" and self._staging.drop(plan)
+            if status == "" or is_dropped:
                 if is_dropped and is_own:
                     error.add_note("No row of this write was enqueued: write all of them again.")
                 if is_own:
                     raise
                 return None
-            self._staging.leave(found)
+            self._staging.leave(plan)
             if is_own:
                 self._reporter.left_incomplete()
                 raise
@@ -144,7 +144,7 @@ class DriverPublisher:
                 "The write is committed: once the storage is available again, a worker's sweep publishes the "
                 f"rest, after {SILENCE // 1_000} s."
             )
-            if found.lifetime is not None:
+            if plan.lifetime is not None:
                 note += " But if none of its jobs is published yet, Spark withdraws it now: run it again."
             error.add_note(note)
             raise
@@ -205,17 +205,17 @@ def frame_of(options: WriteOptions, columns: Sequence[str]) -> str:
     return blake2b(json.dumps(chosen).encode(), digest_size=16).hexdigest()
 
 
-def refuse_other_frame(found: PlanState, own: Plan) -> None:
+def refuse_other_frame(state: PlanState, own: Plan) -> None:
     """Raise OptionError if the name of a write belongs to a write of another DataFrame.
 
     A repeated write has the same columns and options. Its rows may differ, if they are computed anew, except
     in the run that has published the version: there, the name was used for two DataFrames.
     """
-    first = found.plan
+    first = state.plan
     if first.version != own.version or not first.frame or not own.frame:
         return
     is_other = first.frame != own.frame
-    if found.status == "done" and first.run and first.run == own.run:
+    if state.status == "done" and first.run and first.run == own.run:
         is_other = is_other or first.content != own.content
     if is_other:
         raise OptionError(

@@ -1,20 +1,21 @@
-"""Read a storage's tables, on the driver and in tasks, without depending on Spark."""
+"""Read a storage's tables and streams of events, on the driver and in tasks, without depending on Spark."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from djqueue.core.errors import OptionError
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import BulkWriteReport, BulkWriteReports
 from djqueue.storage.export import Export, ExportFilter, ExportPart, Page
+from djqueue.storage.feed import Feed, FeedRange, Places
 
+from .arrow import batch_of
 from .locations import storage_at
-from .read_options import ReadOptions
-from .tables import Column
+from .options import EARLIEST, ReadOptions
 
 if TYPE_CHECKING:
-    from pyarrow import Array, DataType, RecordBatch
+    from pyarrow import RecordBatch
 
 
 class Read:
@@ -60,6 +61,63 @@ class Read:
                         yield batch
 
 
+class JobEventStream:
+    """One stream of events, created and checked on the driver and copied to tasks."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self.options = options
+        self.columns = options.schema()
+        self._target: Places | None = None
+        """End of a stream with the trigger `availableNow`."""
+
+    def storage(self) -> Storage:
+        """Return a new storage, which the caller must close."""
+        return storage_at(self.options.url, self.options.prefix)
+
+    def start(self) -> dict[str, str]:
+        """Return the offsets where a new stream starts."""
+        with closing(self.storage()) as storage:
+            storage.connect()
+            feed = feed_of(storage)
+            is_early = self.options.starting == EARLIEST
+            return dict((feed.first if is_early else feed.last)(self.options.queues))
+
+    def stop_at_current_end(self) -> None:
+        """Ignore events that happen from now on."""
+        self._target = self._last()
+
+    def next_end(self, start: Mapping[str, str], limit: int | None) -> dict[str, str]:
+        """Return the offsets where the next batch ends, after at most `limit` rows."""
+        until = self._last() if self._target is None else self._target
+        if limit is None:
+            return {**start, **until}
+        with closing(self.storage()) as storage:
+            return dict(feed_of(storage).ahead(start, until, limit))
+
+    def latest(self) -> dict[str, str]:
+        """Return the offsets after the latest events."""
+        return dict(self._last())
+
+    def _last(self) -> Places:
+        with closing(self.storage()) as storage:
+            return feed_of(storage).last(self.options.queues)
+
+    def ranges(self, start: Mapping[str, str], end: Mapping[str, str]) -> list[FeedRange]:
+        """Return the range that each task reads, one for each queue."""
+        return [
+            FeedRange(stream, start.get(stream, ""), position)
+            for stream, position in sorted(end.items())
+            if start.get(stream) != position
+        ]
+
+    def run_task(self, part: FeedRange) -> "Iterator[RecordBatch]":
+        """Return the rows of a range. Raises EventsLostError if some have expired."""
+        complete, size = self.options.fail_on_data_loss, self.options.batch_size
+        with closing(self.storage()) as storage:
+            for page in feed_of(storage).read(part, size, complete=complete):
+                yield batch_of(self.columns, page)
+
+
 def export_of(storage: Storage, table: str) -> Export:
     """Return the export that reads a table. Raises OptionError if the storage has no such table."""
     if table == "imports" and storage.capabilities.bulk_writes is not None:
@@ -69,7 +127,9 @@ def export_of(storage: Storage, table: str) -> Export:
         raise OptionError(f"url: {storage.describe()} does not support reads")
     if table not in export.tables:
         others = {"imports": storage.capabilities.bulk_writes, "events": storage.capabilities.feed}
-        known = ", ".join(sorted(export.tables | {name for name, has in others.items() if has is not None}))
+        known = ", ".join(
+            sorted(export.tables | {name for name, reader in others.items() if reader is not None})
+        )
         raise OptionError(
             f"table: {table} is stored in the project's database, not in {storage.describe()}: use the "
             f"database's URL; this storage has {known}"
@@ -77,51 +137,13 @@ def export_of(storage: Storage, table: str) -> Export:
     return export
 
 
-def batch_of(columns: Sequence[Column], page: Page) -> "RecordBatch":
-    """Convert a page to Arrow; missing columns are null."""
-    import pyarrow
-
-    count = len(next(iter(page.values()), ()))
-    arrays = [_array(page.get(column.name), _type(column.type), count) for column in columns]
-    return pyarrow.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
-
-
-def _array(values: Sequence[Any] | None, kind: "DataType", count: int) -> "Array":
-    import pyarrow
-
-    if values is None:
-        return pyarrow.nulls(count, kind)
-    if pyarrow.types.is_timestamp(kind):
-        return _array(values, pyarrow.int64(), count).cast(pyarrow.timestamp("ms", "UTC")).cast(kind)
-    if count > 1 and values[0] == values[-1] and values.count(values[0]) == count:
-        # Most columns have a single value per page, such as a name or a state.
-        return pyarrow.repeat(_array(values[:1], kind, 1)[0], count)
-    if kind == pyarrow.string():
-        try:
-            return pyarrow.array(values, kind)
-        except UnicodeEncodeError:
-            # File names may contain lone surrogates, which Spark cannot represent.
-            return pyarrow.array([_encodable(value) for value in values], kind)
-    return pyarrow.array(values, kind)
-
-
-def _encodable(value: str | None) -> str | None:
-    return None if value is None else value.encode(errors="backslashreplace").decode()
-
-
-def _type(name: str) -> "DataType":
-    import pyarrow
-
-    return {
-        "string": pyarrow.string(),
-        "int": pyarrow.int32(),
-        "bigint": pyarrow.int64(),
-        "double": pyarrow.float64(),
-        "boolean": pyarrow.bool_(),
-        "binary": pyarrow.binary(),
-        "timestamp": pyarrow.timestamp("us", "UTC"),
-        "array<string>": pyarrow.list_(pyarrow.string()),
-    }[name]
+def feed_of(storage: Storage) -> Feed:
+    """Return the events of a storage. Raises OptionError if it stores none."""
+    if storage.capabilities.feed is None:
+        raise OptionError(
+            f"table: {storage.describe()} stores no events: read the tables attempts and jobs instead"
+        )
+    return storage.capabilities.feed
 
 
 class ReportExport(Export):
@@ -140,31 +162,31 @@ class ReportExport(Export):
         """Yield the reports of bulk writes in pages."""
         after: str | None = None
         while True:
-            found, after = self._imports.page(size, after)
-            yield _page(found)
+            reports, after = self._imports.page(size, after)
+            yield _page(reports)
             if after is None:
                 return
 
 
-def _page(found: list[BulkWriteReport]) -> Page:
+def _page(reports: list[BulkWriteReport]) -> Page:
     return {
-        "write": [one.write for one in found],
-        "app": [one.app for one in found],
-        "version": [one.version for one in found],
-        "state": [one.state for one in found],
-        "operation": [one.operation for one in found],
-        "queues": [one.queues for one in found],
-        "names": [one.names for one in found],
-        "started_at": [one.started_at for one in found],
-        "updated_at": [one.updated_at for one in found],
-        "finished_at": [one.finished_at or None for one in found],
-        "rows": [one.rows for one in found],
-        "inserted": [one.inserted for one in found],
-        "duplicates": [one.duplicates for one in found],
-        "rejected": [sum(one.rejected.values()) for one in found],
-        "skipped": [one.skipped for one in found],
-        "batches": [one.batches or None for one in found],
-        "spark": [one.spark or None for one in found],
-        "user": [one.user or None for one in found],
-        "error": [one.error or None for one in found],
+        "write": [report.write for report in reports],
+        "app": [report.app for report in reports],
+        "version": [report.version for report in reports],
+        "state": [report.state for report in reports],
+        "operation": [report.operation for report in reports],
+        "queues": [report.queues for report in reports],
+        "names": [report.names for report in reports],
+        "started_at": [report.started_at for report in reports],
+        "updated_at": [report.updated_at for report in reports],
+        "finished_at": [report.finished_at or None for report in reports],
+        "rows": [report.rows for report in reports],
+        "inserted": [report.inserted for report in reports],
+        "duplicates": [report.duplicates for report in reports],
+        "rejected": [sum(report.rejected.values()) for report in reports],
+        "skipped": [report.skipped for report in reports],
+        "batches": [report.batches or None for report in reports],
+        "spark": [report.spark or None for report in reports],
+        "user": [report.user or None for report in reports],
+        "error": [report.error or None for report in reports],
     }

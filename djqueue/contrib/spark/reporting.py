@@ -1,9 +1,10 @@
-"""Save the report of a write with the storage. A write never fails because of its report."""
+"""Reports of writes: from a task to the driver, from a write to its caller, and as the storage saves them."""
 
 import getpass
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from time import monotonic
 
 from djqueue.core.clock import SYSTEM_CLOCK
@@ -21,11 +22,121 @@ from djqueue.storage.bulkwrites import (
 from djqueue.storage.publishing import QueueProgress, share_of
 from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, Plan
 
+from .options import ENQUEUE
+
 logger = logging.getLogger("djqueue.spark")
 
 SAVE_EVERY = 1.0
 """Seconds between two saved reports of a write that is being published."""
 TASKS_FAILED = "The tasks failed; see the Spark log for the reason."
+NAMED_QUEUES = 10
+"""Maximum number of queues that a report's summary names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskReport:
+    """The report of one task to the driver."""
+
+    part: str
+    """The partition's number, a dot, and an id of the task attempt."""
+    chunks: dict[str, str] = field(default_factory=dict)
+    """By queue, one character for each staged chunk."""
+    rows: int = 0
+    enqueued: dict[str, Counts] = field(default_factory=dict)
+    """Counts of directly enqueued jobs, by queue."""
+    rejected: dict[str, int] = field(default_factory=dict)
+    """Invalid rows, by reason."""
+    changed: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Results of changes to existing jobs, by queue."""
+    names: tuple[str, ...] = ()
+    """Names of the jobs."""
+    spark: str = ""
+    """The id of the Spark application."""
+    run: str = ""
+    """The Spark application and the run of a streaming query, if the write is in its `foreachBatch`."""
+    content: int = 0
+    """A checksum of the staged jobs, whatever their order."""
+
+    @property
+    def counts(self) -> Counts:
+        """Counts of directly enqueued jobs in all queues."""
+        return sum(self.enqueued.values(), Counts())
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteReport:
+    """The result of a write.
+
+    `rows` is the sum of `inserted`, `duplicates` and `rejected`, or, if existing jobs were changed, of
+    `answers` and `rejected`.
+    """
+
+    write: str
+    app: str
+    version: int
+    queues: tuple[str, ...]
+    rows: int
+    counts: Counts
+    rejected: dict[str, int]
+    skipped: bool = False
+    """Whether this version had already been published, so that nothing was done."""
+    operation: str = ENQUEUE
+    answers: dict[str, int] = field(default_factory=dict)
+    """Results of changes to existing jobs, as the storage returns them, such as retried or not_failed."""
+
+    @classmethod
+    def of(cls, saved: BulkWriteReport) -> "WriteReport":
+        """Convert the report that the storage saved."""
+        total = saved.total
+        return cls(
+            write=saved.write,
+            app=saved.app,
+            version=saved.version,
+            queues=saved.queues,
+            rows=saved.rows,
+            counts=Counts(total.inserted, total.duplicates, rejected=total.dead_letters),
+            rejected=dict(saved.rejected),
+            skipped=saved.skipped,
+            operation=saved.operation,
+            answers=dict(saved.answers),
+        )
+
+    @property
+    def dead_letters(self) -> int:
+        """Rejected rows that became dead letters."""
+        return self.counts.rejected
+
+    @property
+    def inserted(self) -> int:
+        """Number of new jobs."""
+        return self.counts.queued
+
+    @property
+    def duplicates(self) -> int:
+        """Number of rows whose jobs existed or had completed."""
+        return self.counts.duplicates + self.counts.completed
+
+    def __str__(self) -> str:
+        """Return a summary in one line."""
+        done = {} if self.skipped else {"inserted": self.inserted, "duplicates": self.duplicates}
+        if self.operation != ENQUEUE:
+            done = dict(sorted(self.answers.items()))
+        words = [f"{self.rows:,} rows", *(f"{number:,} {word}" for word, number in done.items() if number)]
+        if self.rejected:
+            reasons = ", ".join(f"{reason}: {number:,}" for reason, number in sorted(self.rejected.items()))
+            words.append(f"{sum(self.rejected.values()):,} rejected ({reasons})")
+        if self.dead_letters:
+            words.append(f"{self.dead_letters:,} of these are dead letters")
+        if self.skipped:
+            jobs = f" with {self.inserted:,} jobs" if self.inserted else ""
+            words.append(
+                f"nothing enqueued: version {self.version} of {self.app} had already been published{jobs}"
+            )
+        place = ", ".join(self.queues[:NAMED_QUEUES])
+        if len(self.queues) > NAMED_QUEUES:
+            place = f"{len(self.queues):,} queues ({place}, …)"
+        place = place and f" in {place}"
+        return f"{self.operation}{place}: {'; '.join(words)} (write {self.write})"
 
 
 def new_report(write: str, app: str, version: int, shares: Mapping[str, QueueShare]) -> BulkWriteReport:
@@ -47,7 +158,7 @@ def refuse_used_name(storage: Storage, write: str, app: str | None, version: int
 
 
 class WriteReporter:
-    """Save the progress of a write.
+    """Save the progress of a write in its report. A write never fails because of its report.
 
     Args:
         storage: The storage that keeps the report.
@@ -87,9 +198,9 @@ class WriteReporter:
         if not self._is_batch:
             self._keep(self._report)
 
-    def progressed(self, found: Iterable[QueueProgress]) -> None:
+    def progressed(self, steps: Iterable[QueueProgress]) -> None:
         """Record the progress of manifests, of this write or an earlier one, from time to time."""
-        for progress in found:
+        for progress in steps:
             manifest = progress.manifest
             is_own = manifest.write == self._own
             if is_own or progress.was_published:
@@ -113,7 +224,7 @@ class WriteReporter:
         earlier, self._earlier = self._earlier, {}
         if not self._is_batch:
             for write, progress in earlier.items():
-                was_published = all(one.was_published for one in progress.values())
+                was_published = all(step.was_published for step in progress.values())
                 self._continue_report(write, progress, only_known=was_published)
 
     def resumed(self, plan: Plan, counts: Mapping[str, Counts]) -> None:
@@ -126,9 +237,9 @@ class WriteReporter:
         if not self._is_batch and plan.version == self._report.version:
             progress = {
                 queue: QueueProgress(
-                    Manifest(queue, plan.owner, plan.version, plan.write, {}), share_of(found, ended=True)
+                    Manifest(queue, plan.owner, plan.version, plan.write, {}), share_of(counted, ended=True)
                 )
-                for queue, found in counts.items()
+                for queue, counted in counts.items()
             }
             self._continue_report(plan.write, progress, only_known=True)
         self._set(counts)
@@ -136,9 +247,9 @@ class WriteReporter:
     def _set(self, counts: Mapping[str, Counts]) -> None:
         chunks = {queue: share.chunks for queue, share in self._shares.items()}
         self._shares.clear()
-        for queue, found in counts.items():
+        for queue, counted in counts.items():
             size = chunks.get(queue, 0)
-            self._shares[queue] = share_of(found, size, size, ended=True)
+            self._shares[queue] = share_of(counted, size, size, ended=True)
 
     def done(self, *, skipped: bool) -> None:
         """Record that everything is published. skipped: by an earlier write, in every queue."""
@@ -179,11 +290,11 @@ class WriteReporter:
                     chunks = shares.get(queue, share).chunks
                     share = share._replace(chunks=chunks, published=chunks)
                 shares[queue] = share
-            now = self._imports.keep(known._replace(state=PUBLISHING, error="", shares=shares))
-            if all(one.ended for one in now.shares.values()):
+            saved = self._imports.keep(known._replace(state=PUBLISHING, error="", shares=shares))
+            if all(share.ended for share in saved.shares.values()):
                 # If a driver died before it saved a report, the number of rows that it rejected is not known.
-                rows = now.rows or now.inserted + now.duplicates
-                self._imports.keep(now._replace(state=DONE, rows=rows, finished_at=SYSTEM_CLOCK.now()))
+                rows = saved.rows or saved.inserted + saved.duplicates
+                self._imports.keep(saved._replace(state=DONE, rows=rows, finished_at=SYSTEM_CLOCK.now()))
 
     def _failed(self, error: Exception) -> None:
         self.save_earlier()

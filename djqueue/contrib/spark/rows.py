@@ -15,9 +15,9 @@ from djqueue.core.options import EnqueueOptions, JobKey, check_text
 from djqueue.core.policies import KEYED
 from djqueue.storage.staging import CHUNK
 
+from .arrow import rows_of, slices_of
 from .columns import Columns, JobColumns, with_given_backoff
 from .options import DEAD, DEPENDS_ON, FAIL, dependencies, job_options, parse, value_of_text
-from .values import rows_of, slices_of
 
 CHUNK_BYTES = 1024 * 1024
 """Encoded bytes of a chunk, unless a single job has more."""
@@ -112,17 +112,17 @@ class RowReader:
 
     def rows(self, part: Any) -> list[Row]:
         """Return the rows of a slice of a record batch, with the error of each that can't be converted."""
-        found = rows_of(part, self._plan.needed, keep_all=self._on_error == DEAD)
-        return [(row, found.errors.get(index)) for index, row in enumerate(found.values)]
+        converted = rows_of(part, self._plan.needed, keep_all=self._on_error == DEAD)
+        return [(row, converted.errors.get(index)) for index, row in enumerate(converted.values)]
 
     def reject(self, row: Mapping[str, Any], error: DjqueueError) -> None:
         """Count the last row as invalid. Raises RowError if `onError` is `fail`."""
         if self._on_error == FAIL:
-            where = f"row {self.read} of partition {self._partition}"
+            place = f"row {self.read} of partition {self._partition}"
             job_id = row.get(self._plan.id_column or "id")
             if isinstance(job_id, (str, int)):
-                where += f" (id {str(job_id)[:LONGEST_ID]!r})"
-            raise RowError(f"{where}: {error}") from error
+                place += f" (id {str(job_id)[:LONGEST_ID]!r})"
+            raise RowError(f"{place}: {error}") from error
         self.rejected[_reason(error)] += 1
 
 
@@ -202,9 +202,9 @@ class JobReader(RowReader):
             self._keyed.look_up(self._queues_without_group(row for row, _ in rows))
         for row, error in rows:
             self.read += 1
-            found = self._job_or_none(row, next(fresh) if fresh is not None else None, error)
-            if found is not None:
-                yield from self._add(*found)
+            keyed_job = self._job_or_none(row, next(fresh) if fresh is not None else None, error)
+            if keyed_job is not None:
+                yield from self._add(*keyed_job)
 
     def _add(self, key: tuple[str, str], job: RowJob) -> Iterator[Chunk]:
         """Add a job to its chunk. Return the chunks that are full, or that have to make room for it."""
@@ -255,11 +255,11 @@ class JobReader(RowReader):
         plan, wanted = self._plan, dict[str, dict[str, None]]()
         column = plan.per_row.get(DEPENDS_ON)
         for row in rows:
-            given = row[column] if column is not None else None
-            if given is None:
-                given = plan.depends_on
+            value = row[column] if column is not None else None
+            if value is None:
+                value = plan.depends_on
             try:
-                keys = dependencies(plan.queue_of(row), given) if given is not None else ()
+                keys = dependencies(plan.queue_of(row), value) if value is not None else ()
             except OptionError:
                 continue  # Reported later, as the error of its row.
             for key in keys:
@@ -319,20 +319,20 @@ class JobReader(RowReader):
         """Return the options of a row's job, and their size."""
         values = [row[column] for column in self._plan.per_row.values()]
         cache_key = (queue, *map(_frozen, values))
-        found = self._known.get(cache_key)
-        if found is None:
+        known = self._known.get(cache_key)
+        if known is None:
             options = self._parse_options(queue, dict(zip(self._plan.per_row, values, strict=True)))
-            found = options, size_of(options)
+            known = options, size_of(options)
             if self._known_bytes > CACHED_BYTES:
                 self._known.clear()
                 self._known_bytes = 0
-            self._known[cache_key] = found
-            self._known_bytes += found[1] + JOB_MEMORY
-        if found[0].job.depends_on and self._missing:
-            for key in found[0].job.depends_on:
+            self._known[cache_key] = known
+            self._known_bytes += known[1] + JOB_MEMORY
+        if known[0].job.depends_on and self._missing:
+            for key in known[0].job.depends_on:
                 if key in self._missing:
                     raise OptionError(f"dependsOn: queue {key[0]!r} has no job {key[1]!r}")
-        return found
+        return known
 
     def _parse_options(self, queue: str, values: Mapping[str, Any]) -> EnqueueOptions:
         given = {name: _without_nulls(value) for name, value in values.items() if value is not None}
@@ -346,10 +346,10 @@ class JobReader(RowReader):
             given[DEPENDS_ON] = dependencies(queue, depends_on)
         if self._plan.unique_ttl is not None and "unique_key" in given:
             given["unique_ttl"] = self._plan.unique_ttl
-        found = with_given_backoff(job_options(given, self._plan.base), given)
-        if found.job.group is None and self._keyed is not None and queue in self._keyed:
+        options = with_given_backoff(job_options(given, self._plan.base), given)
+        if options.job.group is None and self._keyed is not None and queue in self._keyed:
             raise OptionError(f"group: jobs of queue {queue!r} require a group")
-        return found
+        return options
 
     def _chunk(self, key: tuple[str, str], entries: Sequence[RowJob]) -> Chunk:
         """Combine adjacent jobs with the same options into one batch."""
@@ -383,7 +383,7 @@ class UniformJobReader(JobReader):
         for batch in batches:
             for part in slices_of(batch, self._size):
                 try:
-                    found = self._payloads(part)
+                    encoded = self._payloads(part)
                 except DjqueueError:  # Read one by one to find the invalid row.
                     if payloads:
                         yield self._chunk_of(payloads)
@@ -391,13 +391,13 @@ class UniformJobReader(JobReader):
                     yield from self._chunks(part)
                     yield from self._close(0)
                     continue
-                self.read += len(found)
-                total = sum(map(len, found)) + overhead * len(found)
-                if len(payloads) + len(found) <= self._size and size + total <= CHUNK_BYTES:
-                    payloads += found
+                self.read += len(encoded)
+                total = sum(map(len, encoded)) + overhead * len(encoded)
+                if len(payloads) + len(encoded) <= self._size and size + total <= CHUNK_BYTES:
+                    payloads += encoded
                     size += total
                     continue
-                for payload in found:
+                for payload in encoded:
                     more = len(payload) + overhead
                     if payloads and (len(payloads) == self._size or size + more > CHUNK_BYTES):
                         yield self._chunk_of(payloads)
@@ -440,8 +440,8 @@ def job_reader(
 
 def size_of(options: EnqueueOptions) -> int:
     """Return the encoded bytes of a job besides its id and payload, approximately."""
-    given = options.job.as_dict()
-    return JOB_BYTES + (len(repr(given)) if given else 0)
+    values = options.job.as_dict()
+    return JOB_BYTES + (len(repr(values)) if values else 0)
 
 
 def salvage_payload(row: Mapping[str, Any], limit: int) -> bytes:

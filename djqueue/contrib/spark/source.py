@@ -20,13 +20,12 @@ from pyspark.sql.datasource import (
 from djqueue.core.errors import OptionError
 
 from .columns import check_kinds
-from .options import WriteOptions
-from .read_options import ReadOptions
-from .reading import Read
-from .secrets import REMEDY, has_password
-from .streaming import JobEventStream
+from .locations import REMEDY, has_password
+from .options import ReadOptions, WriteOptions
+from .reading import JobEventStream, Read
+from .reporting import TaskReport
 from .tables import EVENTS, ddl
-from .writing import TaskReport, Write
+from .writing import Write
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

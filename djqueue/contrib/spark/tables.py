@@ -52,8 +52,8 @@ class Table(NamedTuple):
         Raises:
             KeyError: A name is not a column of this table.
         """
-        found = {column.name: column for column in self.columns if payload or column.name != PAYLOAD}
-        return list(found.values()) if only is None else [found[name] for name in only]
+        by_name = {column.name: column for column in self.columns if payload or column.name != PAYLOAD}
+        return list(by_name.values()) if only is None else [by_name[name] for name in only]
 
     def ddl(self, only: Iterable[str] | None = None, *, payload: bool = False) -> str:
         """Return the schema of the chosen columns as Spark DDL."""

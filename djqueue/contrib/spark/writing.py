@@ -7,7 +7,7 @@ enqueue the jobs, and the driver only counts them.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 from secrets import token_hex
@@ -27,7 +27,7 @@ from .columns import JobColumns
 from .locations import staging_of, storage_at
 from .options import DIRECT, ENQUEUE, STAGED, WriteOptions
 from .publishing import Checksum, DriverPublisher, frame_of
-from .reporting import WriteReporter, aborted, new_report, refuse_used_name
+from .reporting import TaskReport, WriteReport, WriteReporter, aborted, new_report, refuse_used_name
 from .rows import CHUNK_BYTES, Chunk, KeyedQueues, job_reader
 from .throttling import StorageRetry, WriteThrottle
 
@@ -35,118 +35,10 @@ DIRECT_JOBS = 100
 """Jobs of one batch in direct mode. Redis takes about 5 ms for them: their ids may exist, unlike new ones."""
 CHUNKS_TOGETHER = 100
 """Maximum number of chunks that a task stages in one call."""
-NAMED_QUEUES = 10
-"""Maximum number of queues that a report's summary names."""
 LONGEST_RUN = 500
 """Maximum length of `TaskReport.run`; a project may choose the name of its job group."""
 ANONYMOUS_TTL = 7 * 86_400_000
 """Milliseconds to remember that a write without `txnAppId` was published."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskReport:
-    """The report of one task to the driver."""
-
-    part: str
-    """The partition's number, a dot, and an id of the task attempt."""
-    chunks: dict[str, str] = field(default_factory=dict)
-    """By queue, one character for each staged chunk."""
-    rows: int = 0
-    enqueued: dict[str, Counts] = field(default_factory=dict)
-    """Counts of directly enqueued jobs, by queue."""
-    rejected: dict[str, int] = field(default_factory=dict)
-    """Invalid rows, by reason."""
-    changed: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Results of changes to existing jobs, by queue."""
-    names: tuple[str, ...] = ()
-    """Names of the jobs."""
-    spark: str = ""
-    """The id of the Spark application."""
-    run: str = ""
-    """The Spark application and the run of a streaming query, if the write is in its `foreachBatch`."""
-    content: int = 0
-    """A checksum of the staged jobs, whatever their order."""
-
-    @property
-    def counts(self) -> Counts:
-        """Counts of directly enqueued jobs in all queues."""
-        return sum(self.enqueued.values(), Counts())
-
-
-@dataclass(frozen=True, kw_only=True)
-class WriteReport:
-    """The result of a write.
-
-    `rows` is the sum of `inserted`, `duplicates` and `rejected`, or, if existing jobs were changed, of
-    `answers` and `rejected`.
-    """
-
-    write: str
-    app: str
-    version: int
-    queues: tuple[str, ...]
-    rows: int
-    counts: Counts
-    rejected: dict[str, int]
-    skipped: bool = False
-    """Whether this version had already been published, so that nothing was done."""
-    operation: str = ENQUEUE
-    answers: dict[str, int] = field(default_factory=dict)
-    """Results of changes to existing jobs, as the storage returns them, such as retried or not_failed."""
-
-    @classmethod
-    def of(cls, found: BulkWriteReport) -> "WriteReport":
-        """Convert the report that the storage saved."""
-        total = found.total
-        return cls(
-            write=found.write,
-            app=found.app,
-            version=found.version,
-            queues=found.queues,
-            rows=found.rows,
-            counts=Counts(total.inserted, total.duplicates, rejected=total.dead_letters),
-            rejected=dict(found.rejected),
-            skipped=found.skipped,
-            operation=found.operation,
-            answers=dict(found.answers),
-        )
-
-    @property
-    def dead_letters(self) -> int:
-        """Rejected rows that became dead letters."""
-        return self.counts.rejected
-
-    @property
-    def inserted(self) -> int:
-        """Number of new jobs."""
-        return self.counts.queued
-
-    @property
-    def duplicates(self) -> int:
-        """Number of rows whose jobs existed or had completed."""
-        return self.counts.duplicates + self.counts.completed
-
-    def __str__(self) -> str:
-        """Return a summary in one line."""
-        done = {} if self.skipped else {"inserted": self.inserted, "duplicates": self.duplicates}
-        if self.operation != ENQUEUE:
-            done = dict(sorted(self.answers.items()))
-        words = [f"{self.rows:,} rows", *(f"{number:,} {word}" for word, number in done.items() if number)]
-        if self.rejected:
-            reasons = ", ".join(f"{reason}: {number:,}" for reason, number in sorted(self.rejected.items()))
-            words.append(f"{sum(self.rejected.values()):,} rejected ({reasons})")
-        if self.dead_letters:
-            words.append(f"{self.dead_letters:,} of these are dead letters")
-        if self.skipped:
-            jobs = f" with {self.inserted:,} jobs" if self.inserted else ""
-            words.append(
-                f"nothing enqueued: version {self.version} of {self.app} had already been published{jobs}"
-            )
-        where = ", ".join(self.queues[:NAMED_QUEUES])
-        if len(self.queues) > NAMED_QUEUES:
-            where = f"{len(self.queues):,} queues ({where}, …)"
-        where = where and f" in {where}"
-        return f"{self.operation}{where}: {'; '.join(words)} (write {self.write})"
 
 
 class Write:
@@ -214,28 +106,33 @@ class Write:
         with closing(self.storage()) as storage:
             if isinstance(self.plan, ChangeColumns):
                 return self._change(self.plan, storage, part, batches)
-            rows = job_reader(
+            reader = job_reader(
                 self.plan,
                 self.options.batch_size,
                 keyed=KeyedQueues(lambda queues: self._retrying()(storage.reads.group_modes, queues)),
                 states=lambda queue, ids: self._retrying()(storage.reads.states, queue, ids),
                 partition=_partition(part),
             )
-            names = dict[str, None]()
+            chunks, names = reader.chunks(batches), dict[str, None]()
+            staged, enqueued, content = dict[str, str](), dict[str, Counts](), 0
             if self.options.dry_run:
-                for _ in rows.chunks(batches):
+                for _ in chunks:
                     pass
-                return TaskReport(part=part, rows=rows.read, rejected=dict(rows.rejected))
-            if self.options.delivery == DIRECT:
-                enqueued = self._enqueue(storage, rows.chunks(batches), names)
-                report = TaskReport(
-                    part=part, rows=rows.read, enqueued=enqueued, rejected=dict(rows.rejected)
-                )
-                return replace(report, names=tuple(names))
-            staged = Checksum(rows.chunks(batches))
-            chunks = self._stage(staging_of(storage), part, staged, names)
-        report = TaskReport(part=part, chunks=chunks, rows=rows.read, rejected=dict(rows.rejected))
-        return replace(report, names=tuple(names), content=staged.value)
+            elif self.options.delivery == DIRECT:
+                enqueued = self._enqueue(storage, chunks, names)
+            else:
+                summed = Checksum(chunks)
+                staged = self._stage(staging_of(storage), part, summed, names)
+                content = summed.value
+        return TaskReport(
+            part=part,
+            chunks=staged,
+            rows=reader.read,
+            enqueued=enqueued,
+            rejected=dict(reader.rejected),
+            names=tuple(names),
+            content=content,
+        )
 
     def _change(self, plan: ChangeColumns, storage: Storage, part: str, batches: Iterable[Any]) -> TaskReport:
         wait = WriteThrottle(self.options, storage).wait
@@ -252,10 +149,10 @@ class Write:
     ) -> dict[str, str]:
         send, lifetime = self._retrying(), int(self.options.stage_ttl * 1_000)
         kinds: dict[str, str] = {}
-        for some in _together(chunks):
-            names.update((chunk.name, None) for chunk in some)
-            tagged = [self._tagged(chunk.batches) for chunk in some]
-            staged = {chunk.queue: len(kinds.get(chunk.queue, "")) for chunk in some}
+        for group in _together(chunks):
+            names.update((chunk.name, None) for chunk in group)
+            tagged = [self._tagged(chunk.batches) for chunk in group]
+            staged = {chunk.queue: len(kinds.get(chunk.queue, "")) for chunk in group}
             for queue, added in send(staging.stage_all, self.id, part, tagged, staged, lifetime).items():
                 kinds[queue] = kinds.get(queue, "") + added
         return kinds
@@ -304,8 +201,8 @@ class Write:
         for task in tasks:
             rejected.update(task.rejected)
             counts += task.counts
-            for found in task.changed.values():
-                answers.update(found)
+            for results in task.changed.values():
+                answers.update(results)
         number = version if version is not None else self.options.version or 0
         skipped = False
         with closing(self.storage()) as storage:
@@ -380,17 +277,16 @@ class Write:
         A committed write without `txnAppId` is discarded, too, if no job was published yet and no sweep has
         adopted it.
         """
+        if self.options.dry_run:
+            return
         tasks = list(tasks)
         queues = {queue for task in tasks for queue in (*task.chunks, *task.enqueued)}
         if self.options.queue is not None:
             queues.add(self.options.queue)
         with closing(self.storage()) as storage:
-            is_staged = self.options.delivery == STAGED and self.options.operation == ENQUEUE
-            if is_staged and not self.options.dry_run:
-                staging, plan = (
-                    staging_of(storage),
-                    self._plan(tasks, self.options.version or 0, is_batch=False),
-                )
+            if self.options.delivery == STAGED and self.options.operation == ENQUEUE:
+                plan = self._plan(tasks, self.options.version or 0, is_batch=False)
+                staging = staging_of(storage)
                 state = staging.state_of(plan)
                 if state != "open":
                     staging.forget_all(sorted(queues), plan.owner, self.id)
@@ -398,26 +294,25 @@ class Write:
                         return
                 elif plan.lifetime is None or not staging.withdraw(plan):
                     return
-            if not self.options.dry_run:
-                report = self._initial_report(tasks, self.options.version or 0)
-                shares = {queue: report.shares.get(queue, QueueShare()) for queue in queues}
-                # An earlier run of a named write may still be published, perhaps with the same report.
-                aborted(storage, report._replace(shares=shares), is_over=self.app == self.id)
+            report = self._initial_report(tasks, self.options.version or 0)
+            shares = {queue: report.shares.get(queue, QueueShare()) for queue in queues}
+            # An earlier run of a named write may still be published, perhaps with the same report.
+            aborted(storage, report._replace(shares=shares), is_over=self.app == self.id)
 
 
 def _together(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
     """Group chunks to stage in one call: many small ones, or a large one."""
-    some: list[Chunk] = []
+    group: list[Chunk] = []
     jobs = size = 0
     for chunk in chunks:
-        some.append(chunk)
+        group.append(chunk)
         size += chunk.encoded
         jobs += chunk.size
-        if len(some) >= CHUNKS_TOGETHER or jobs >= CHUNK or size >= CHUNK_BYTES:
-            yield some
-            some, jobs, size = [], 0, 0
-    if some:
-        yield some
+        if len(group) >= CHUNKS_TOGETHER or jobs >= CHUNK or size >= CHUNK_BYTES:
+            yield group
+            group, jobs, size = [], 0, 0
+    if group:
+        yield group
 
 
 def _split(batch: Batch, size: int) -> Iterator[Batch]:

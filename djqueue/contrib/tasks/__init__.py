@@ -4,6 +4,6 @@ TASKS = {"default": {"BACKEND": "djqueue.contrib.tasks.DjqueueBackend"}}
 """
 
 from .backend import DjqueueBackend
-from .types import DjqueueTask, task
+from .definitions import DjqueueTask, task
 
 __all__ = ["DjqueueBackend", "DjqueueTask", "task"]

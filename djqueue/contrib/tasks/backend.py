@@ -1,7 +1,8 @@
-"""The backend of `django.tasks` that enqueues tasks as jobs."""
+"""The backend of `django.tasks`, which enqueues tasks as jobs, and the tasks that are registered."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 from django.apps import apps
@@ -9,8 +10,9 @@ from django.conf import settings as django_settings
 from django.core import checks
 from django.db import DEFAULT_DB_ALIAS, connections
 from django.utils import timezone
+from django.utils.module_loading import autodiscover_modules
 
-from djqueue.client import envelope, get_storage, hints
+from djqueue.client import envelope, get_storage, hints, job
 from djqueue.client.sending import send_one
 from djqueue.conf import is_wrong, read_settings
 from djqueue.core.clock import SYSTEM_CLOCK
@@ -20,6 +22,7 @@ from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import check_text
 from djqueue.core.suggest import nearest
 
+from .attempts import runner_of
 from .compat import (
     AnyTask,
     AnyTaskResult,
@@ -30,12 +33,68 @@ from .compat import (
     TaskResultStatus,
     task_enqueued,
 )
-from .options import ON_COMMIT, backend_problems, defaults_of
-from .pending import add_pending, find_pending
-from .registered import registered_tasks
-from .results import ALIAS_HEADER, enqueued_at, result_of
-from .types import DjqueueTask, options_per_enqueue
+from .definitions import (
+    ON_COMMIT,
+    PER_ENQUEUE,
+    PER_TASK,
+    DjqueueTask,
+    backend_problems,
+    defaults_of,
+    given_options,
+)
+from .results import ALIAS_HEADER, add_pending, enqueued_at, find_pending, result_of
 
+MODULES = ("jobs", "tasks")
+"""Modules of every app that may define tasks."""
+
+
+class RegisteredTasks:
+    """The tasks that this process has defined, by the name of their job type, which is `module_path`."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, AnyTask] = {}
+        self._lock = Lock()
+        self._discovered = False
+
+    def add(self, task: AnyTask, defaults: Mapping[str, Any]) -> None:
+        """Register a task's function as a job type, unless it is.
+
+        Args:
+            defaults: Default job options of its backend.
+
+        Raises:
+            OptionError: An option of the task is invalid.
+        """
+        name = task.module_path
+        known = self._tasks.get(name)
+        if known is not None and known.func is task.func:
+            return
+        register: Callable[[Callable[..., Any]], Any] = job(
+            name=name,
+            check_arguments=False,
+            queue=task.queue_name,
+            priority=task.priority,
+            **{**defaults, **given_options(task, PER_ENQUEUE)},
+            **given_options(task, PER_TASK),
+        )
+        register(runner_of(task))
+        self._tasks[name] = task
+
+    def find(self, name: str) -> AnyTask | None:
+        """Return a task by name; None if no app defines it.
+
+        Imports the apps' modules if the name is unknown, and never one that the name stands for.
+        """
+        task = self._tasks.get(name)
+        if task is None and not self._discovered:
+            with self._lock:
+                autodiscover_modules(*MODULES)
+                self._discovered = True
+            task = self._tasks.get(name)
+        return task
+
+
+registered_tasks = RegisteredTasks()
 _ids = IdSource()
 
 
@@ -67,7 +126,7 @@ class DjqueueBackend(BaseTaskBackend):
         super().validate_task(task)
         try:
             registered_tasks.add(task, self._defaults)
-            envelope.check(self._given(task))
+            envelope.check(self._job_options(task))
         except (OptionError, UnknownQueueError) as error:
             raise InvalidTask(str(error)) from error
 
@@ -122,9 +181,9 @@ class DjqueueBackend(BaseTaskBackend):
             return replace(pending)
         storage = get_storage()
         queues = sorted(self.queues)
-        found = storage.reads.find(result_id, queues) if queues else []
+        jobs = storage.reads.find(result_id, queues) if queues else []
         # A job may have been moved to another queue.
-        for queue, _ in found or storage.reads.find(result_id):
+        for queue, _ in jobs or storage.reads.find(result_id):
             [record] = storage.reads.jobs(queue, [result_id])
             task = None if record is None else registered_tasks.find(record.name)
             if record is not None and task is not None:
@@ -133,36 +192,36 @@ class DjqueueBackend(BaseTaskBackend):
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Return the problems of this backend's settings."""
-        where = f"TASKS[{self.alias!r}]"
-        found: list[checks.CheckMessage] = [
+        setting = f"TASKS[{self.alias!r}]"
+        messages: list[checks.CheckMessage] = [
             checks.Error(
-                f"{where}: {problem}.",
+                f"{setting}: {problem}.",
                 hint="See the options of DjqueueBackend in the docs, under Django tasks.",
                 id="djqueue.E012",
             )
             for problem in backend_problems(self.options)
         ]
         if not apps.is_installed("djqueue"):
-            found.append(
+            messages.append(
                 checks.Error(
-                    f"{where} is a DjqueueBackend, but 'djqueue' is not in INSTALLED_APPS.",
+                    f"{setting} is a DjqueueBackend, but 'djqueue' is not in INSTALLED_APPS.",
                     hint="Add 'djqueue' to INSTALLED_APPS.",
                     id="djqueue.E013",
                 )
             )
-        given = getattr(django_settings, "DJQUEUE", {})
-        settings = None if is_wrong(given) else read_settings(given)
+        raw_settings = getattr(django_settings, "DJQUEUE", {})
+        settings = None if is_wrong(raw_settings) else read_settings(raw_settings)
         if settings is not None and settings.strict_queues:
-            found += [
+            messages += [
                 checks.Error(
-                    f"{where}: queue {queue!r} is not in DJQUEUE['QUEUES'], and STRICT_QUEUES is on"
+                    f"{setting}: queue {queue!r} is not in DJQUEUE['QUEUES'], and STRICT_QUEUES is on"
                     f"{nearest(queue, settings.queues)}.",
                     hint="Add the queue to DJQUEUE['QUEUES'], or remove it from TASKS.",
                     id="djqueue.E009",
                 )
                 for queue in sorted(self.queues - set(settings.queues))
             ]
-        return found
+        return messages
 
     def _transaction_for(self, batch: Batch) -> str | None:
         """Return the database whose open transaction must commit before a job is enqueued; None for none."""
@@ -197,21 +256,21 @@ class DjqueueBackend(BaseTaskBackend):
 
     def _batch(self, result: AnyTaskResult) -> Batch:
         task = result.task
-        given = self._given(task)
-        base = registered_tasks.find(task.module_path)
-        if base is None or base.backend != self.alias:
-            given["headers"] = {**given.get("headers", {}), ALIAS_HEADER: self.alias}
+        options = self._job_options(task)
+        definition = registered_tasks.find(task.module_path)
+        if definition is None or definition.backend != self.alias:
+            options["headers"] = {**options.get("headers", {}), ALIAS_HEADER: self.alias}
         value = {"args": result.args, "kwargs": result.kwargs}
-        batch = envelope.batch(envelope.resolve(given), task.module_path, [value], [result.id])
+        batch = envelope.batch(envelope.resolve(options), task.module_path, [value], [result.id])
         return batch._replace(fresh=True)
 
-    def _given(self, task: AnyTask) -> dict[str, Any]:
+    def _job_options(self, task: AnyTask) -> dict[str, Any]:
         """Return the options of a task's jobs."""
-        given = {**self._defaults, **options_per_enqueue(task)}
-        if callable(given.get("backoff")):
-            del given["backoff"]  # The worker has it from the registered task.
-        given.update(queue=task.queue_name, priority=int(task.priority))
+        options = {**self._defaults, **given_options(task, PER_ENQUEUE)}
+        if callable(options.get("backoff")):
+            del options["backoff"]  # The worker has it from the registered task.
+        options.update(queue=task.queue_name, priority=int(task.priority))
         if task.run_after is not None:
             at = task.run_after
-            given["run_at"] = at if timezone.is_aware(at) else timezone.make_aware(at)
-        return given
+            options["run_at"] = at if timezone.is_aware(at) else timezone.make_aware(at)
+        return options

@@ -1,12 +1,13 @@
-"""Records of jobs as results of tasks."""
+"""Results of tasks: from records of jobs, or of tasks whose transaction is still open."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
 from django.conf import settings
+from django.db import connections, transaction
 from django.utils import timezone
 
 from djqueue.client.info import JobInfo
@@ -14,10 +15,18 @@ from djqueue.core.job import AttemptRecord, JobRecord, is_call
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime
 
-from .compat import AnyTask, AnyTaskResult, TaskError, TaskResult, TaskResultDoesNotExist, TaskResultStatus
+from .compat import (
+    AnyTask,
+    AnyTaskResult,
+    TaskError,
+    TaskResult,
+    TaskResultDoesNotExist,
+    TaskResultStatus,
+)
 
 ALIAS_HEADER = "task_backend"
 """Header with the alias of the backend, on jobs of another one than that of their task's definition."""
+ENDED = (TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED)
 STATUSES = {
     State.ACTIVE: TaskResultStatus.RUNNING,
     State.COMPLETED: TaskResultStatus.SUCCESSFUL,
@@ -78,7 +87,41 @@ def result_of(record: JobRecord, task: AnyTask) -> AnyTaskResult:
     return result
 
 
-ENDED = (TaskResultStatus.SUCCESSFUL, TaskResultStatus.FAILED)
+class PendingResult:
+    """An on-commit callback with a result.
+
+    Django drops it when the transaction or its savepoint rolls back.
+    """
+
+    def __init__(self, result: AnyTaskResult, then: Callable[[], Any] | None) -> None:
+        self.result = result
+        self._then = then
+        self.is_over = False
+        """Whether the storage has the task, or its enqueue failed. Tests call callbacks that Django keeps."""
+        self.__qualname__ = type(self).__qualname__  # Django logs it if the callback fails.
+
+    def __call__(self) -> None:
+        """Call the function registered for the commit."""
+        if self._then is not None:
+            self.is_over = True
+            self._then()
+
+
+def add_pending(alias: str, result: AnyTaskResult, then: Callable[[], Any] | None = None) -> None:
+    """Keep a result until the open transaction of a database ends, and call `then` after its commit."""
+    # Without `then`, the job joins the transaction, and nothing can fail after the commit.
+    transaction.on_commit(PendingResult(result, then), using=alias)
+
+
+def find_pending(id: str) -> AnyTaskResult | None:
+    """Return a result that this thread has enqueued in a transaction that is still open."""
+    for connection in connections.all(initialized_only=True):
+        if connection.in_atomic_block:
+            for entry in connection.run_on_commit:
+                pending = entry[1]
+                if isinstance(pending, PendingResult) and pending.result.id == id and not pending.is_over:
+                    return pending.result
+    return None
 
 
 @dataclass(frozen=True, slots=True)

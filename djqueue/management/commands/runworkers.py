@@ -47,7 +47,7 @@ from djqueue.runtime.supervisor import ProcessLimits, Supervisor
 from djqueue.storage.base import Storage
 
 if TYPE_CHECKING:
-    from djqueue.contrib.celery.native import CeleryTasks
+    from djqueue.contrib.celery.worker import CeleryTasks
 
 HELP = """Run the jobs of all @job functions in the jobs.py modules of the installed apps.
 
@@ -426,13 +426,13 @@ class Command(BaseCommand):
 def celery_tasks(path: str, storage: Storage) -> "CeleryTasks":
     """Return the handler of a Celery app's messages. Raises CommandError."""
     try:
-        from djqueue.contrib.celery import native
+        from djqueue.contrib.celery import worker
     except ImportError as error:
         raise CommandError(
             f'--celery requires Celery ({error}): pip install "djqueue[celery]"', returncode=MISUSED
         ) from error
     try:
-        return native.load(path, storage)
+        return worker.load(path, storage)
     except ConfigurationError as error:
         raise CommandError(str(error), returncode=MISUSED) from error
 

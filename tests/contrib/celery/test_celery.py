@@ -16,9 +16,8 @@ from celery import VERSION, Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
-from djqueue.contrib.celery.locating import close_storages
-from djqueue.contrib.celery.names import RESULTS
-from djqueue.contrib.celery.values import Values
+from djqueue.contrib.celery.storages import close_storages
+from djqueue.contrib.celery.values import RESULTS, Values
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.states import State

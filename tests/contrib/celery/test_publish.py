@@ -149,6 +149,11 @@ def test_invalid_options_are_rejected(given: dict[str, Any], message: str) -> No
         publish("add", broker="memory://", **given)
 
 
+def test_unknown_options_are_rejected() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'delay'"):
+        publish("add", broker="memory://", delay=1)  # type: ignore[call-arg]
+
+
 def test_arguments_must_be_a_list_and_a_dict() -> None:
     with pytest.raises(ArgumentsError, match="args: expected a list or tuple, got str"):
         publish("add", "ab", broker="memory://")

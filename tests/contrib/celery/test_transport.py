@@ -10,8 +10,8 @@ from kombu.transport.base import Message
 
 from djqueue.client.storages import use_storage
 from djqueue.contrib.celery.broker import broker_for
-from djqueue.contrib.celery.locating import location, storage_at
-from djqueue.contrib.celery.names import EXCHANGES, MESSAGE
+from djqueue.contrib.celery.storages import location, storage_at
+from djqueue.contrib.celery.values import EXCHANGES, MESSAGE
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.states import State
 from djqueue.storage.base import Storage

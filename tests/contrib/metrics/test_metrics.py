@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from djqueue import job
 from djqueue.client.storages import close_storage, get_storage
-from djqueue.contrib.metrics import DjqueueCollector, labels
+from djqueue.contrib.metrics import DjqueueCollector, collector
 from djqueue.contrib.metrics.collector import DEFINITIONS, LIMITS
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.metrics import BOUNDS, OTHERS
@@ -167,8 +167,8 @@ def with_queues(settings, *queues):
 
 
 def test_queues_and_jobs_beyond_the_label_limits_are_combined_as_other(monitored, settings, monkeypatch):
-    monkeypatch.setattr(labels, "MAX_QUEUES", 2)
-    monkeypatch.setattr(labels, "MAX_JOBS", 2)
+    monkeypatch.setattr(collector, "MAX_QUEUES", 2)
+    monkeypatch.setattr(collector, "MAX_JOBS", 2)
     monitored = with_queues(settings, "z")
     for queue in ("a", "b", "c", "z"):
         factories.enqueue(monitored, queue=queue)
@@ -198,7 +198,7 @@ def test_names_with_special_characters_are_valid_labels(monitored):
     for accept in ("text/plain", OPENMETRICS):
         found = scrape(accept)
         assert found.labels("djqueue_job_attempts_total", "job") == {*names}
-    assert labels.printable("from a file\udcff") == "from a file?"
+    assert collector.printable("from a file\udcff") == "from a file?"
 
 
 def test_accept_header_determines_the_format(monitored):

@@ -9,9 +9,9 @@ import pyarrow
 import pytest
 
 from djqueue.codecs import MSGPACK, decode, encode
+from djqueue.contrib.spark.arrow import rows_of, slices_of
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.rows import CHUNK_BYTES, JobColumns, RowError, job_reader
-from djqueue.contrib.spark.values import rows_of, slices_of
 from djqueue.contrib.spark.writing import _together
 
 GIVEN = {"url": "redis://127.0.0.1/0", "queue": "emails", "job": "shop.jobs.send"}

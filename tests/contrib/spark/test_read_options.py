@@ -2,7 +2,7 @@
 
 import pytest
 
-from djqueue.contrib.spark.read_options import ReadOptions
+from djqueue.contrib.spark.options import ReadOptions
 from djqueue.contrib.spark.tables import EVENTS, JOBS
 from djqueue.core.errors import OptionError
 from djqueue.core.states import State

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 import pyarrow
 import pytest
 
-from djqueue.contrib.spark.options import WriteOptions
-from djqueue.contrib.spark.read_options import ReadOptions
-from djqueue.contrib.spark.reading import Read, batch_of
+from djqueue.contrib.spark.arrow import batch_of
+from djqueue.contrib.spark.options import ReadOptions, WriteOptions
+from djqueue.contrib.spark.reading import Read
 from djqueue.contrib.spark.tables import JOBS, TABLES
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError, StorageUnavailableError

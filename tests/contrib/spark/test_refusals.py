@@ -4,8 +4,7 @@ import psycopg
 import pyarrow
 import pytest
 
-from djqueue.contrib.spark.options import WriteOptions
-from djqueue.contrib.spark.read_options import ReadOptions
+from djqueue.contrib.spark.options import ReadOptions, WriteOptions
 from djqueue.contrib.spark.reading import Read
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import StorageUnavailableError

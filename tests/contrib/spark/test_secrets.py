@@ -4,10 +4,9 @@ from contextlib import closing
 
 import pytest
 
-from djqueue.contrib.spark.locations import storage_at
+from djqueue.contrib.spark.locations import has_password, resolved, storage_at
 from djqueue.contrib.spark.options import WriteOptions
-from djqueue.contrib.spark.pipeline import main
-from djqueue.contrib.spark.secrets import has_password, resolved
+from djqueue.contrib.spark.pipeline import commands
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError
 
@@ -75,7 +74,7 @@ def test_passwords_in_urls_are_detected(url, expected):
 def test_command_line_accepts_a_url_reference():
     arguments = ["enqueue", "--url", "env:DJQUEUE_NONE", "--sql", "select 1", "--queue", "q", "--job", "j"]
 
-    assert main.parser().parse_args(arguments).url == "env:DJQUEUE_NONE"
+    assert commands.parser().parse_args(arguments).url == "env:DJQUEUE_NONE"
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from copy import deepcopy
 
 import pytest
 
-from djqueue.contrib.spark.read_options import ReadOptions
-from djqueue.contrib.spark.streaming import JobEventStream
+from djqueue.contrib.spark.options import ReadOptions
+from djqueue.contrib.spark.reading import JobEventStream
 from djqueue.contrib.spark.tables import EVENTS
 from djqueue.testing.factories import batch
 

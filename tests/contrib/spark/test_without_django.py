@@ -26,9 +26,9 @@ for module in modules:
     __import__(module)
 import pyarrow
 from djqueue.contrib.spark.options import WriteOptions
-from djqueue.contrib.spark.read_options import ReadOptions
+from djqueue.contrib.spark.options import ReadOptions
 from djqueue.contrib.spark.reading import Read
-from djqueue.contrib.spark.streaming import JobEventStream
+from djqueue.contrib.spark.reading import JobEventStream
 from djqueue.contrib.spark.writing import Write
 
 def write(columns, **more):

@@ -9,7 +9,9 @@ import pytest
 
 from djqueue.codecs import MSGPACK, decode
 from djqueue.contrib.spark.options import WriteOptions
-from djqueue.contrib.spark.writing import NAMED_QUEUES, Write, WriteReport, WriteThrottle
+from djqueue.contrib.spark.reporting import NAMED_QUEUES, WriteReport
+from djqueue.contrib.spark.throttling import WriteThrottle
+from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.policies import KEYED, QueuePolicy
 from djqueue.core.states import State

@@ -11,8 +11,8 @@ from djqueue.testing.draining import drain
 
 pytest.importorskip("djqueue.contrib.tasks", exc_type=ImproperlyConfigured)
 
+from djqueue.contrib.tasks.backend import registered_tasks
 from djqueue.contrib.tasks.compat import task_backends
-from djqueue.contrib.tasks.registered import registered_tasks
 from tests.everywhere.conftest import storage, tables  # noqa: F401 - fixtures
 
 BACKEND = "djqueue.contrib.tasks.DjqueueBackend"

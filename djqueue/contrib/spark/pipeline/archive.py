@@ -100,9 +100,9 @@ def archive(spark: "SparkSession", path: str, jobs: "DataFrame", attempts: "Data
         # Write attempts first, so that an archived job always has its attempts.
         _write(spark, path, ATTEMPTS, runs)
         _write(spark, path, JOBS, jobs)
-        wanted, found = _counts(jobs), _counts(written(spark, path, jobs))
-        if wanted != found:
-            missing = [name for name, count in wanted.items() if found.get(name, 0) != count]
+        wanted, stored = _counts(jobs), _counts(written(spark, path, jobs))
+        if wanted != stored:
+            missing = [name for name, count in wanted.items() if stored.get(name, 0) != count]
             raise ArchiveError(
                 f"{path}: {', '.join(missing)}: the archive is incomplete, so no job was removed: run the "
                 "command again"
@@ -128,21 +128,21 @@ def purge(storage: Storage, jobs: "DataFrame") -> Counter[str]:
         jobs: Jobs by queue, id and finished_at, read back from the archive with `written`.
     """
     done: Counter[str] = Counter()
-    for some in rows_of(jobs, PURGE_BATCH):
-        queue = some[0][0]
-        records = storage.reads.jobs(queue, [id for _, id, _ in some])
-        same = []
+    for group in _groups_of(jobs, PURGE_BATCH):
+        queue = group[0][0]
+        records = storage.reads.jobs(queue, [id for _, id, _ in group])
+        unchanged = []
         last = 0
-        for (_, id, at), record in zip(some, records, strict=True):
+        for (_, id, at), record in zip(group, records, strict=True):
             if record is None:
                 done["gone"] += 1
             elif record.state not in TERMINAL or record.finished_at != at:
                 done["changed"] += 1
             else:
-                same.append(id)
+                unchanged.append(id)
                 last = max(last, at)
         # A job retried since it was read has not ended, or ended later.
-        removed = storage.jobs.remove(queue, same, ended_before=last + 1) if same else []
+        removed = storage.jobs.remove(queue, unchanged, ended_before=last + 1) if unchanged else []
         done["removed"] += sum(removed)
         done["changed"] += len(removed) - sum(removed)
     return done
@@ -180,12 +180,12 @@ def _kept(spark: "SparkSession", path: str, table: Table, rows: "DataFrame") -> 
     try:
         stored = archived(spark, path, table).join(touched, list(PARTITIONS), "left_semi")
         more = stored.join(rows.select(*key), key, "left_anti").select(*PARTITIONS).distinct()
-        found = more.collect()  # Spark Connect looks for the path only now.
+        partitions = more.collect()  # Spark Connect looks for the path only now.
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         return []
-    return [(row.queue, row.date) for row in found]
+    return [(row.queue, row.date) for row in partitions]
 
 
 def _among(
@@ -208,14 +208,14 @@ def _date(at: "Column") -> "Column":
     return sql.date_from_unix_date(sql.floor(at / DAY).cast("int"))
 
 
-def rows_of(df: "DataFrame", size: int) -> Iterator[list[tuple[str, str, int]]]:
+def _groups_of(df: "DataFrame", size: int) -> Iterator[list[tuple[str, str, int]]]:
     """Yield queue, id and end (UTC milliseconds) of jobs, at most `size` of one queue at a time."""
-    some: list[tuple[str, str, int]] = []
+    group: list[tuple[str, str, int]] = []
     chosen = df.select("queue", "id", sql.unix_millis("finished_at").alias("at")).orderBy("queue", "id")
     for row in chosen.toLocalIterator():
-        if some and (some[0][0] != row.queue or len(some) == size):
-            yield some
-            some = []
-        some.append((row.queue, row.id, row.at))
-    if some:
-        yield some
+        if group and (group[0][0] != row.queue or len(group) == size):
+            yield group
+            group = []
+        group.append((row.queue, row.id, row.at))
+    if group:
+        yield group

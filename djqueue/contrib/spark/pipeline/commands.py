@@ -1,7 +1,8 @@
-"""Implement the pipeline commands. `parser` defines their arguments."""
+"""The pipeline commands, and `main` for `python -m`. Their arguments are defined in `parser`."""
 
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -9,24 +10,35 @@ from typing import TYPE_CHECKING
 
 from djqueue.contrib.spark import write
 from djqueue.contrib.spark.aliases import alias_of, is_added
-from djqueue.contrib.spark.locations import DATABASES, storage_at
+from djqueue.contrib.spark.locations import DATABASES, resolved, storage_at
 from djqueue.contrib.spark.options import key_of
-from djqueue.contrib.spark.secrets import resolved
-from djqueue.contrib.spark.writing import WriteReport
+from djqueue.contrib.spark.reporting import WriteReport
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.errors import ConfigurationError, OptionError
+from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError
 from djqueue.core.units import to_datetime
 from djqueue.storage.base import Storage
 
-from .backfill import backfill
+from .backfill import KINDS, Source, backfill
+from .parser import HELP, PipelineHelpFormatter, add_commands
 from .session import readable_errors, session
-from .sources import KINDS, Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PrintLine = Callable[[str], None]
+DONE, FAILED, WRONG = 0, 1, 2
+"""Exit codes: success, a failed command, invalid arguments."""
 NO_REPORT = "Done. The report could not be saved or read, so the numbers are unknown."
+PURGED = {"removed": "removed", "changed": "changed since and kept", "gone": "already gone"}
+RETRIED = {
+    "retried": "retried",
+    "not_found": "not found",
+    "not_failed": "no longer failed",
+    "unique_key_taken": "kept because their unique key is taken",
+    "rejected": "kept because they need a valid payload",
+    "blocked_again": "blocked until their dependencies complete",
+    "dependency_gone": "kept because a dependency was cancelled or removed",
+}
 
 
 @dataclass(frozen=True)
@@ -106,6 +118,36 @@ def source_of(args: Namespace) -> Source:
         renamed=dict(args.rename),
         day_column=getattr(args, "date_column", None),
     )
+
+
+def parser() -> ArgumentParser:
+    """Return the parser of `python -m djqueue.contrib.spark`."""
+    parser = ArgumentParser(
+        prog="python -m djqueue.contrib.spark", description=HELP, formatter_class=PipelineHelpFormatter
+    )
+    add_commands(parser, is_project=False)
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run a command line. Returns the exit code."""
+    args = parser().parse_args(argv)
+    prefix = {"keyPrefix": args.key_prefix} if args.key_prefix else {}
+    context = PipelineContext({"url": args.url, **prefix}, database=getattr(args, "database", None))
+    try:
+        run(args, context, _print)
+    except OptionError as error:
+        sys.stderr.write(f"{error}\n")
+        return WRONG
+    except DjqueueError as error:
+        sys.stderr.write(f"{error}\n")
+        return FAILED
+    return DONE
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 def _enqueue(spark: "SparkSession", args: Namespace, context: PipelineContext, print_line: PrintLine) -> None:
@@ -223,16 +265,6 @@ COMMANDS: "Mapping[str, Callable[[SparkSession, Namespace, PipelineContext, Prin
     "replay": _replay,
     "backfill": _backfill,
 }
-PURGED = {"removed": "removed", "changed": "changed since and kept", "gone": "already gone"}
-RETRIED = {
-    "retried": "retried",
-    "not_found": "not found",
-    "not_failed": "no longer failed",
-    "unique_key_taken": "kept because their unique key is taken",
-    "rejected": "kept because they need a valid payload",
-    "blocked_again": "blocked until their dependencies complete",
-    "dependency_gone": "kept because a dependency was cancelled or removed",
-}
 
 
 def table(spark: "SparkSession", context: PipelineContext, name: str, **options: str) -> "DataFrame":
@@ -242,13 +274,13 @@ def table(spark: "SparkSession", context: PipelineContext, name: str, **options:
 
 def _options(args: Namespace, context: PipelineContext) -> dict[str, str]:
     """Return the options of a write."""
-    given = {name: value for name in ("queue", "job") if (value := getattr(args, name, None)) is not None}
+    targets = {name: value for name in ("queue", "job") if (value := getattr(args, name, None)) is not None}
     for name, _ in args.option:
-        if key_of(name) in given:
+        if key_of(name) in targets:
             raise OptionError(
                 f"--{key_of(name)} and --option {name}=... set the same option: remove one of them"
             )
-    return {**context.options, **given, **dict(args.option), **({"dryRun": "true"} if args.dry_run else {})}
+    return {**context.options, **targets, **dict(args.option), **({"dryRun": "true"} if args.dry_run else {})}
 
 
 def summary_of(report: WriteReport | None, *, dry_run: bool = False) -> str:

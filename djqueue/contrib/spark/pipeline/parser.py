@@ -7,8 +7,7 @@ from typing import Any
 
 from djqueue.core.states import TERMINAL
 
-from .backfill import PRIORITY
-from .sources import DAY, KINDS
+from .backfill import DAY, KINDS, PRIORITY
 
 MASTER = "local[*]"
 
@@ -214,8 +213,8 @@ def _add_source(parser: ArgumentParser) -> None:
         "sql": 'An SQL query, such as "select * from parquet.`/data/orders` where total > 100".',
     }
     for kind in KINDS:
-        of = {"table": "NAME", "sql": "QUERY"}.get(kind, "PATH")
-        group.add_argument(f"--{kind}", metavar=of, help=meanings[kind])
+        metavar = {"table": "NAME", "sql": "QUERY"}.get(kind, "PATH")
+        group.add_argument(f"--{kind}", metavar=metavar, help=meanings[kind])
     parser.add_argument(
         "--schema", metavar="DDL", help='The schema of CSV or JSON files, such as "id bigint, total double".'
     )
@@ -267,8 +266,8 @@ ENDED = sorted(state.value for state in TERMINAL)
 
 def day(text: str) -> date:
     """Parse a date."""
-    found: date = _read(text, date.fromisoformat, "expected a day like 2026-01-31")
-    return found
+    parsed: date = _read(text, date.fromisoformat, "expected a day like 2026-01-31")
+    return parsed
 
 
 def hour(text: str) -> datetime:
@@ -295,11 +294,11 @@ def names(text: str) -> tuple[str, ...]:
 
 def states(text: str) -> tuple[str, ...]:
     """Parse comma-separated states of ended jobs."""
-    found = names(text)
-    for name in found:
+    chosen = names(text)
+    for name in chosen:
         if name not in ENDED:
             raise ArgumentTypeError(f"{name!r} is not one of {', '.join(ENDED)}")
-    return found
+    return chosen
 
 
 def count(text: str) -> int:

@@ -9,7 +9,7 @@ from pyspark.sql import functions as sql
 from djqueue.codecs import MSGPACK
 from djqueue.contrib.spark import change, write
 from djqueue.contrib.spark.options import key_of
-from djqueue.contrib.spark.writing import WriteReport
+from djqueue.contrib.spark.reporting import WriteReport
 from djqueue.core.errors import OptionError
 from djqueue.storage.bulkwrites import tag_of
 
@@ -67,9 +67,9 @@ def replay_archived(jobs: "DataFrame", name: str, options: Mapping[str, str]) ->
             f"job {others.name!r} of queue {others.queue!r} has a payload in {others.content_type}, which "
             "this command cannot enqueue again: exclude the job from the condition"
         )
-    given = {key_of(option) for option in options}
+    named = {key_of(option) for option in options}
     carried = {
-        f"{option}Column": COLUMNS.get(option, option) for option in CARRIED if key_of(option) not in given
+        f"{option}Column": COLUMNS.get(option, option) for option in CARRIED if key_of(option) not in named
     }
     write_options = {
         "queueColumn": "queue",

@@ -58,17 +58,17 @@ def restore(spark: "SparkSession", path: str, jobs: "DataFrame", alias: str, kee
     )
     until = SYSTEM_CLOCK.now() + keep * DAY
     inserted = skipped = 0
-    for some in _parts(rows, BATCH):
+    for group in _parts(rows, BATCH):
         with transaction.atomic(using=alias):
-            taken = _taken(alias, some)
-            new = [row for row in some if (row["queue"], row["id"]) not in taken]
+            taken = _taken(alias, group)
+            new = [row for row in group if (row["queue"], row["id"]) not in taken]
             if new:
                 outsiders.mark(alias)
             Job.objects.using(alias).bulk_create([_job(row, until) for row in new])
             ended = [_attempt(run.asDict()) for row in new for run in row["runs"] or ()]
             JobAttempt.objects.using(alias).bulk_create(ended, batch_size=BATCH)
         inserted += len(new)
-        skipped += len(some) - len(new)
+        skipped += len(group) - len(new)
     return RestoreReport(inserted, skipped)
 
 
@@ -81,20 +81,20 @@ def _columns(table: Table) -> "list[Column]":
 
 
 def _parts(rows: "DataFrame", size: int) -> Iterator[list[Row]]:
-    some = iter(rows.toLocalIterator())
-    while part := [row.asDict() for row in islice(some, size)]:
+    iterator = iter(rows.toLocalIterator())
+    while part := [row.asDict() for row in islice(iterator, size)]:
         yield part
 
 
 def _taken(alias: str, rows: list[Row]) -> set[tuple[str, str]]:
     from djqueue.models import Job
 
-    found: set[tuple[str, str]] = set()
+    taken: set[tuple[str, str]] = set()
     for queue in {row["queue"] for row in rows}:
         ids = [row["id"] for row in rows if row["queue"] == queue]
-        there = Job.objects.using(alias).filter(queue=queue, job_id__in=ids)
-        found.update((queue, id) for id in there.values_list("job_id", flat=True))
-    return found
+        existing = Job.objects.using(alias).filter(queue=queue, job_id__in=ids)
+        taken.update((queue, id) for id in existing.values_list("job_id", flat=True))
+    return taken
 
 
 def _job(row: Row, until: int) -> "Job":

@@ -132,17 +132,17 @@ def store(rollups: "DataFrame", alias: str) -> tuple[int, int]:
     named = connections[alias].features.supports_update_conflicts_with_target
     hours = count = 0
     for _, rows in groupby(_rows(rollups), key=lambda row: row.hour):
-        some = list(rows)
+        rollups_of_hour = list(rows)
         with transaction.atomic(using=alias):
             Rollup.objects.using(alias).bulk_create(
-                some,
+                rollups_of_hour,
                 batch_size=500,
                 update_conflicts=True,
                 update_fields=WRITTEN,
                 unique_fields=KEY if named else None,
             )
         hours += 1
-        count += len(some)
+        count += len(rollups_of_hour)
     return hours, count
 
 

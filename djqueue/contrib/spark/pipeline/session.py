@@ -87,10 +87,10 @@ def readable_errors() -> Iterator[None]:
 
 def error_of(text: str) -> DjqueueError:
     """Return the error in a message of Spark, which may contain Python and Java stack traces."""
-    found = DJQUEUE_ERROR.findall(text)
-    if found:
+    errors = DJQUEUE_ERROR.findall(text)
+    if errors:
         # The last one is the original error, in the process that raised it.
-        name, reason = found[-1]
+        name, reason = errors[-1]
         return OptionError(reason) if name == OptionError.__name__ else SparkError(reason)
     reason = text.partition("\nJVM stacktrace")[0].strip()
     if (condition := CONDITION.match(reason)) is not None:

@@ -11,7 +11,7 @@ from djqueue.client import get_storage
 from djqueue.codecs import MSGPACK, decode
 from djqueue.contrib.spark.models import Rollup
 from djqueue.contrib.spark.pipeline.archive import archived
-from djqueue.contrib.spark.pipeline.main import main
+from djqueue.contrib.spark.pipeline.commands import main
 from djqueue.core.headers import Headers
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime

@@ -12,7 +12,7 @@ from django.core.management import CommandError, call_command
 
 from djqueue.conf import get_settings
 from djqueue.contrib.spark.pipeline import commands, session
-from djqueue.contrib.spark.pipeline.main import main, parser
+from djqueue.contrib.spark.pipeline.commands import main, parser
 from djqueue.contrib.spark.pipeline.parser import add_commands
 from djqueue.contrib.spark.pipeline.session import SparkError, error_of, readable_errors
 from djqueue.contrib.spark.project import storage_options

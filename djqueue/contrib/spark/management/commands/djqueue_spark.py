@@ -10,8 +10,7 @@ from django.db import Error, router
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.contrib.spark.models import Rollup
-from djqueue.contrib.spark.pipeline.commands import PipelineContext, run
-from djqueue.contrib.spark.pipeline.main import FAILED, WRONG
+from djqueue.contrib.spark.pipeline.commands import FAILED, WRONG, PipelineContext, run
 from djqueue.contrib.spark.pipeline.parser import HELP, PipelineHelpFormatter, add_commands
 from djqueue.contrib.spark.project import storage_options
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError

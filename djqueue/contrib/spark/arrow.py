@@ -1,16 +1,22 @@
-"""Convert Arrow record batches to rows of Python values, without depending on Spark.
+"""Convert Arrow record batches to rows of Python values, and pages of a table to record batches.
 
-Whole columns are converted at once. If that fails, each value is converted by itself, so that one value
+Rows: whole columns are converted at once. If that fails, each value is converted by itself, so that one value
 without a Python equivalent makes only its own row invalid.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Context, localcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from djqueue.core.errors import SerializationError
+from djqueue.storage.export import Page
+
+from .tables import Column
+
+if TYPE_CHECKING:
+    from pyarrow import Array, DataType, RecordBatch
 
 SLICE_BYTES = 1024 * 1024
 """Bytes of Arrow data to convert at once, unless a single row has more."""
@@ -176,8 +182,10 @@ def _variants_in(kind: Any) -> Decoder | None:
         fields = [kind.field(index) for index in range(kind.num_fields)]
         if any((field.metadata or {}).get(b"variant") == b"true" for field in fields):
             return _variant
-        found = {field.name: decode for field in fields if (decode := _variants_in(field.type)) is not None}
-        return partial(_in_struct, found) if found else None
+        decoders = {
+            field.name: decode for field in fields if (decode := _variants_in(field.type)) is not None
+        }
+        return partial(_in_struct, decoders) if decoders else None
     if types.is_list(kind) or types.is_large_list(kind):
         decode = _variants_in(kind.value_type)
         return None if decode is None else partial(_in_list, decode)
@@ -209,3 +217,50 @@ def _in_list(decode: Decoder, value: Any) -> Any:
 
 def _in_map(decode: Decoder, value: Any) -> Any:
     return None if value is None else {name: decode(one) for name, one in value.items()}
+
+
+def batch_of(columns: Sequence[Column], page: Page) -> "RecordBatch":
+    """Convert a page to Arrow; missing columns are null."""
+    import pyarrow
+
+    count = len(next(iter(page.values()), ()))
+    arrays = [_array(page.get(column.name), _type(column.type), count) for column in columns]
+    return pyarrow.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
+
+
+def _array(values: Sequence[Any] | None, kind: "DataType", count: int) -> "Array":
+    import pyarrow
+
+    if values is None:
+        return pyarrow.nulls(count, kind)
+    if pyarrow.types.is_timestamp(kind):
+        return _array(values, pyarrow.int64(), count).cast(pyarrow.timestamp("ms", "UTC")).cast(kind)
+    if count > 1 and values[0] == values[-1] and values.count(values[0]) == count:
+        # Most columns have a single value per page, such as a name or a state.
+        return pyarrow.repeat(_array(values[:1], kind, 1)[0], count)
+    if kind == pyarrow.string():
+        try:
+            return pyarrow.array(values, kind)
+        except UnicodeEncodeError:
+            # File names may contain lone surrogates, which Spark cannot represent.
+            return pyarrow.array([_encodable(value) for value in values], kind)
+    return pyarrow.array(values, kind)
+
+
+def _encodable(value: str | None) -> str | None:
+    return None if value is None else value.encode(errors="backslashreplace").decode()
+
+
+def _type(name: str) -> "DataType":
+    import pyarrow
+
+    return {
+        "string": pyarrow.string(),
+        "int": pyarrow.int32(),
+        "bigint": pyarrow.int64(),
+        "double": pyarrow.float64(),
+        "boolean": pyarrow.bool_(),
+        "binary": pyarrow.binary(),
+        "timestamp": pyarrow.timestamp("us", "UTC"),
+        "array<string>": pyarrow.list_(pyarrow.string()),
+    }[name]

@@ -59,25 +59,25 @@ def location(
         raise ConfigurationError(
             f"djqueue://{host}/{database}: the path must be the number of a Redis database, such as /0"
         )
-    given = tuple(sorted((name, options[name]) for name in STORAGE_OPTIONS if name in options))
+    storage_options = tuple(sorted((name, options[name]) for name in STORAGE_OPTIONS if name in options))
     return Location(
-        host, int(port or 0), user or "", password or "", database, bool(options.get("ssl")), given
+        host, int(port or 0), user or "", password or "", database, bool(options.get("ssl")), storage_options
     )
 
 
-def storage_at(where: Location) -> Storage:
+def storage_at(place: Location) -> Storage:
     """Return the storage of a location, made on first use and shared by all threads.
 
     Raises ConfigurationError if Django's settings are needed, and missing.
     """
-    if not where.host:
+    if not place.host:
         return _project_storage()
     with _lock:
-        storage = _storages.get(where)
+        storage = _storages.get(place)
         if storage is None:
             from djqueue.storage.redis import RedisStorage
 
-            storage = _storages[where] = RedisStorage(url=where.url, **dict(where.options))
+            storage = _storages[place] = RedisStorage(url=place.url, **dict(place.options))
     return storage
 
 

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pyarrow
 import pytest
 
-from djqueue.contrib.spark.values import rows_of
+from djqueue.contrib.spark.arrow import rows_of
 
 VALUES = {
     "int8": (pyarrow.int8(), [-128, 127]),

@@ -2,15 +2,20 @@
 
 The transport stores each message as a job with the name `kombu.message`. `CeleryTasks` is the handler of that
 name: it runs the task with Celery's own request and tracer, so that retries, canvas, results and signals are
-Celery's.
+Celery's. `ControlThread` answers `celery inspect`, `revoke` and `terminate`, and `Interruptible` ends tasks
+at their time limits, or because they were terminated.
 """
 
+import ctypes
+import logging
 import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from types import TracebackType
+from typing import Any, ClassVar, Self
 
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import WorkerLostError
@@ -18,10 +23,12 @@ from celery import Celery, signals
 from celery.app.task import Context
 from celery.app.trace import trace_task_ret
 from celery.app.utils import find_app
-from celery.exceptions import Ignore, InvalidTaskError, NotRegistered, Reject, Retry
+from celery.exceptions import Ignore, InvalidTaskError, NotRegistered, Reject, Retry, SoftTimeLimitExceeded
 from celery.fixups.django import DjangoFixup
 from celery.states import SUCCESS
+from celery.utils.collections import AttributeDict
 from celery.worker import state
+from celery.worker.control import Panel
 from celery.worker.request import Request
 from celery.worker.strategy import hybrid_to_proto2, proto1_to_proto2
 from kombu.exceptions import KombuError
@@ -37,10 +44,27 @@ from djqueue.core.messages import in_one_line
 from djqueue.runtime.context import JobContext, run_of
 from djqueue.storage.base import Storage
 
-from .control import ControlThread
-from .interrupts import InterruptedTask, Interruptible
-from .names import MESSAGE
+from .values import MESSAGE
 
+logger = logging.getLogger("djqueue.celery")
+
+COMMANDS = (
+    "ping",
+    "registered",
+    "active",
+    "reserved",
+    "revoked",
+    "query_task",
+    "clock",
+    "revoke",
+    "revoke_by_stamped_headers",
+    "terminate",
+)
+"""Commands that need nothing of Celery's own worker; others are answered with an error."""
+ROUND = 1.0
+"""Seconds within which the control thread notices that it should end."""
+RETRY = 5.0
+"""Seconds before the next attempt if the broker is unavailable."""
 LOST = "The worker was lost before the task ended; set acks_late to have such a task run again."
 
 
@@ -71,19 +95,6 @@ class MessageEnd:
     def reject(self, _logger: Any, _errors: Any, requeue: bool) -> None:
         """Note that the message was rejected."""
         self.rejected, self.requeued = True, requeue
-
-
-class TaskThreads:
-    """The threads of the worker, for Celery's remote control: a revoked task may be terminated."""
-
-    def __init__(self) -> None:
-        self.running: dict[int, Interruptible] = {}
-
-    def terminate_job(self, thread: int, signal: Any = None) -> None:
-        """Interrupt the task of a thread."""
-        running = self.running.get(thread)
-        if running is not None:
-            running.interrupt()
 
 
 class CeleryTasks:
@@ -286,6 +297,19 @@ def load(path: str, storage: Storage) -> CeleryTasks:
     return CeleryTasks(app)
 
 
+class TaskThreads:
+    """The threads of the worker, for Celery's remote control: a revoked task may be terminated."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, Interruptible] = {}
+
+    def terminate_job(self, thread: int, signal: Any = None) -> None:
+        """Interrupt the task of a thread."""
+        running = self.running.get(thread)
+        if running is not None:
+            running.interrupt()
+
+
 def _check_body(body: Any) -> None:
     """Raise InvalidTaskError or ValueError unless a decoded body has the arguments of a task."""
     args, kwargs, embed = body
@@ -324,3 +348,137 @@ def _info_of(error: BaseException) -> ExceptionInfo:
 def _seconds_until(eta: datetime) -> float:
     now = datetime.now(UTC) if eta.tzinfo is not None else datetime.now()  # noqa: DTZ005
     return (eta - now).total_seconds()
+
+
+class ControlThread:
+    """Receives commands of `app.control`, Celery's remote control, and answers them."""
+
+    def __init__(self, app: Celery, hostname: str, pool: Any) -> None:
+        self._app = app
+        self._stop = threading.Event()
+        consumer = AttributeDict(app=app, hostname=hostname, pool=pool)
+        self._node = app.control.mailbox.Node(
+            hostname,
+            handlers={name: Panel.data[name] for name in COMMANDS if name in Panel.data},
+            state=AttributeDict(app=app, hostname=hostname, consumer=consumer, tset=set),
+        )
+        self._thread = threading.Thread(target=self._run, name="djqueue-celery-control", daemon=True)
+
+    def start(self) -> None:
+        """Begin to receive commands."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, and wait until the thread has ended."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._listen()
+            except Exception as error:
+                logger.warning(
+                    "Celery's remote control is unavailable, retrying in %g s: %s", RETRY, in_one_line(error)
+                )
+                self._stop.wait(RETRY)
+
+    def _listen(self) -> None:
+        with self._app.connection_for_read() as connection:
+            self._node.channel = connection.channel()
+            consumer = self._node.listen(callback=self._on_message)
+            try:
+                while not self._stop.is_set():
+                    try:
+                        connection.drain_events(timeout=ROUND)
+                    except TimeoutError:
+                        continue
+            finally:
+                consumer.cancel()
+
+    def _on_message(self, body: Any, message: Any) -> None:
+        self._app.clock.forward()
+        try:
+            self._node.handle_message(body, message)
+        except KeyError as error:
+            logger.warning("Celery's remote control: unknown command %s.", error)
+        except Exception as error:
+            # A command that fails must not keep later ones from being answered.
+            logger.error("Celery's remote control: a command failed: %s", in_one_line(error))
+
+
+class InterruptedTask(BaseException):
+    """Ends a task that has exceeded its hard time limit, or was terminated.
+
+    Not an Exception, so that a task that handles errors does not go on.
+    """
+
+
+class Interruptible:
+    """A block of code on this thread that other threads may interrupt.
+
+    The exception is raised between two bytecodes of Python. A call that blocks outside of Python, such as a
+    query or `time.sleep`, ends first.
+
+    Leaving the block waits for an interruption that has begun, and drops one that comes too late.
+
+    Args:
+        soft: Seconds after which SoftTimeLimitExceeded is raised; None: never.
+        hard: Seconds after which InterruptedTask is raised; None: never.
+        on_limit: Called from another thread before either, with True for the soft limit, and the seconds.
+    """
+
+    def __init__(
+        self, soft: float | None, hard: float | None, on_limit: Callable[[bool, float], object]
+    ) -> None:
+        self._on_limit = on_limit
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._thread = threading.get_ident()
+        self._timers = [
+            threading.Timer(seconds, self._reach, (is_soft, seconds))
+            for is_soft, seconds in ((True, soft), (False, hard))
+            if seconds
+        ]
+
+    def __enter__(self) -> Self:
+        for timer in self._timers:
+            timer.daemon = True
+            timer.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        while not self._is_over:
+            try:
+                with self._lock:
+                    self._is_over = True
+                    _raise_in(self._thread, None)
+            except (SoftTimeLimitExceeded, InterruptedTask):
+                continue  # arrived after the task had ended
+        for timer in self._timers:
+            timer.cancel()
+
+    def interrupt(self) -> bool:
+        """Raise InterruptedTask in the block; return False if it is over."""
+        with self._lock:
+            if not self._is_over:
+                _raise_in(self._thread, InterruptedTask)
+            return not self._is_over
+
+    def _reach(self, is_soft: bool, seconds: float) -> None:
+        with self._lock:
+            if self._is_over:
+                return
+            self._on_limit(is_soft, seconds)
+            _raise_in(self._thread, SoftTimeLimitExceeded if is_soft else InterruptedTask)
+
+
+def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
+    """Raise an exception in a thread; None removes one that has not been raised yet."""
+    value = None if kind is None else ctypes.py_object(kind)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), value)

@@ -1,12 +1,19 @@
-"""Tasks with the options of djqueue, and the decorator that defines them."""
+"""Tasks with the options of djqueue, the decorator that defines them, and `OPTIONS` of the backend."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
+from enum import Enum
 from typing import Any
 
+from django.db import connections
+
+from djqueue.client.jobs import ONLY_JOB
 from djqueue.core.errors import OptionError
+from djqueue.core.options import PARSERS
 from djqueue.core.permissions import Permissions
+from djqueue.core.suggest import nearest, nearest_option
+from djqueue.schedules import words
 
 from .compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
@@ -16,7 +23,47 @@ from .compat import (
     InvalidTask,
     task_backends,
 )
-from .options import NOT_GIVEN, PER_ENQUEUE, PER_TASK, NotGiven, check_names, check_using
+
+
+class NotGiven(Enum):
+    """The type of `NOT_GIVEN`, which tells an option that was not given from one that is None."""
+
+    NOT_GIVEN = "not given"
+
+    def __repr__(self) -> str:
+        return "NOT_GIVEN"
+
+
+NOT_GIVEN = NotGiven.NOT_GIVEN
+"""The value of an option that was not given. It stays the same object when it is pickled."""
+
+PER_ENQUEUE = (
+    "max_attempts",
+    "max_stalls",
+    "backoff",
+    "timeout",
+    "ttl",
+    "unique_key",
+    "unique_ttl",
+    "on_duplicate",
+    "group",
+    "weight",
+    "result_ttl",
+    "retention",
+    "tags",
+    "subject",
+    "headers",
+)
+"""Options that both the decorator and `using` accept."""
+PER_TASK = tuple(sorted((ONLY_JOB - {"name"}) | words.PARSERS.keys()))
+"""Options that only the decorator accepts: executor, permissions and schedules."""
+DEFAULTS: dict[str, Any] = {"max_attempts": 1, "result_ttl": 86_400}
+"""Default options of tasks: results are kept for a day, and as with the backends of Django, a task that fails
+is not retried."""
+BACKEND_DEFAULTS = ("backoff", "max_attempts", "max_stalls", "result_ttl", "retention", "timeout", "ttl")
+"""Job options that `OPTIONS` may set for all tasks of a backend."""
+ON_COMMIT = "enqueue_on_commit"
+"""Key of `OPTIONS` that delays enqueues until the transaction commits: True, or the alias of a database."""
 
 
 def _option() -> Any:
@@ -89,8 +136,8 @@ class DjqueueTask(AnyTask):
 
     def __repr__(self) -> str:
         # Lists what was given. Values of headers may be secret, and a repr gets into logs and error reports.
-        shown = {item.name: getattr(self, item.name) for item in fields(self)}
-        given = {name: value for name, value in shown.items() if value is not NOT_GIVEN}
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        given = {name: value for name, value in values.items() if value is not NOT_GIVEN}
         if isinstance(given.get("headers"), Mapping):
             given["headers"] = list(given["headers"])
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
@@ -109,7 +156,7 @@ class DjqueueTask(AnyTask):
         Raises:
             InvalidTask: An option is unknown or invalid.
         """
-        given: dict[str, Any] = {
+        django_options: dict[str, Any] = {
             "priority": priority,
             "queue_name": queue_name,
             "run_after": run_after,
@@ -119,25 +166,8 @@ class DjqueueTask(AnyTask):
             check_using(options)
         except OptionError as error:
             raise InvalidTask(str(error)) from error
-        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        changes = {name: value for name, value in django_options.items() if value is not None}
         return replace(self, **{**changes, **options})
-
-
-def options_per_enqueue(task: AnyTask) -> dict[str, Any]:
-    """Return the job options that a task was given, without those of Django."""
-    return _given(task, PER_ENQUEUE)
-
-
-def options_per_task(task: AnyTask) -> dict[str, Any]:
-    """Return the options that only the decorator accepts."""
-    return _given(task, PER_TASK)
-
-
-def _given(task: Any, names: Iterable[str]) -> dict[str, Any]:
-    if not isinstance(task, DjqueueTask):
-        return {}
-    found = ((name, getattr(task, name)) for name in names)
-    return {name: value for name, value in found if value is not NOT_GIVEN}
 
 
 def task(
@@ -177,3 +207,66 @@ def task(
         )
 
     return decorate if function is None else decorate(function)
+
+
+def given_options(task: AnyTask, names: Iterable[str]) -> dict[str, Any]:
+    """Return those of the named options that a task was given; none if it is no `DjqueueTask`."""
+    if not isinstance(task, DjqueueTask):
+        return {}
+    values = ((name, getattr(task, name)) for name in names)
+    return {name: value for name, value in values if value is not NOT_GIVEN}
+
+
+def check_names(given: Mapping[str, Any]) -> None:
+    """Raise OptionError for an option that a task does not have."""
+    for name in given:
+        if name not in PER_ENQUEUE and name not in PER_TASK:
+            raise OptionError(f"unknown option {name!r}{_hint(name)}")
+
+
+def check_using(given: Mapping[str, Any]) -> None:
+    """Raise OptionError for an option that `using` does not accept."""
+    for name in given:
+        if name in PER_TASK:
+            raise OptionError(f"{name}: set the option on the task: @task({name}=...)")
+    if callable(given.get("backoff")):
+        raise OptionError("backoff: a backoff function must be set on the task: @task(backoff=...)")
+    check_names(given)
+
+
+def _hint(name: str) -> str:
+    if name in ("delay", "run_at"):
+        return "; use using(run_after=...)"
+    if name == "queue":
+        return "; use queue_name"
+    return nearest_option(name, (*PER_ENQUEUE, *PER_TASK))
+
+
+def backend_problems(options: Any) -> list[str]:
+    """Return the problems of a backend's `OPTIONS`."""
+    if not isinstance(options, Mapping):
+        return [f"OPTIONS must be a dictionary; got {options!r}"]
+    problems = []
+    known = (*BACKEND_DEFAULTS, ON_COMMIT)
+    for name, value in options.items():
+        if name == ON_COMMIT:
+            if not isinstance(value, (bool, str)):
+                text = "must be True, False or the alias of a database"
+                problems.append(f"OPTIONS[{name!r}] {text}; got {value!r}")
+            elif isinstance(value, str) and value not in connections:
+                problems.append(
+                    f"OPTIONS[{name!r}]: {value!r} is not in DATABASES{nearest(value, connections)}"
+                )
+        elif name not in BACKEND_DEFAULTS:
+            problems.append(f"OPTIONS has no option {name!r}{nearest(str(name), known)}")
+        else:
+            try:
+                PARSERS[name](f"OPTIONS[{name!r}]", value)
+            except OptionError as error:
+                problems.append(str(error))
+    return problems
+
+
+def defaults_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the default job options of a backend's tasks."""
+    return {**DEFAULTS, **{name: options[name] for name in BACKEND_DEFAULTS if name in options}}

@@ -12,12 +12,11 @@ from asgiref.sync import sync_to_async
 from django.db import close_old_connections, connections, transaction
 from django.dispatch import Signal
 
+from djqueue.client.declarations import registry
 from djqueue.conf import has_django
 from djqueue.core.job import Batch, EnqueueResult, Incident
 from djqueue.signals import job_cancelled, job_dead, job_enqueued, job_stalled, schedule_fired
 from djqueue.storage.base import Storage
-
-from .registered import registry
 
 logger = logging.getLogger("djqueue.jobs")
 

@@ -14,11 +14,9 @@ from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 
 from . import envelope
-from .oncommit import asend_together, send_together
+from .sending import BULK, asend_together, send_together
 from .transactions import When
 
-BULK = 1_000
-"""Jobs per batch."""
 FOLLOWERS = 20
 """Dependents that a job of a flow stores: the rest of the flow can be found from any of them."""
 MORE_BATCHES = 100

@@ -1,12 +1,15 @@
-"""Send batches to a storage, and decode its answers.
+"""Send batches to a storage, at once or when the caller's transaction commits, and decode its answers.
 
 `send` and `enqueue` are the hot path, and so are written twice: running them as steps would take 5 % longer.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
 from itertools import islice
+from typing import TypeVar
+
+from asgiref.sync import sync_to_async
 
 from djqueue.codecs import decode
 from djqueue.conf import get_settings
@@ -19,13 +22,41 @@ from djqueue.storage.base import Storage
 
 from . import announcing, envelope, hints
 from .steps import Step, Steps, arun, run
+from .transactions import When, aopen_alias, defer, open_alias
+
+T = TypeVar("T")
+
+BULK = 1_000
+"""Jobs of `enqueue_many` in one call of the storage."""
 
 
-def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
+def chunks(entries: Iterable[T], size: int = BULK) -> Iterator[list[T]]:
+    """Yield the entries of a bulk call in lists of at most `size`."""
+    source = iter(entries)
+    while chunk := list(islice(source, size)):
+        yield chunk
+
+
+def checked_first(batches: Iterable[Batch], *sources: object) -> Iterable[Batch]:
+    """Return batches all of which are made now if their sources have lengths, and each when needed if not.
+
+    Then no job of a list is stored if one is wrong, and an iterator needs no memory for its payloads.
+    """
+    return list(batches) if all(isinstance(source, Sized) for source in sources) else batches
+
+
+def send(storage: Storage, batches: Iterable[Batch], when: When = False) -> list[EnqueueResult]:
     """Enqueue batches, a call of the storage for each; cached results come back decoded.
 
     Batches that come from an iterator are made while earlier ones are sent.
+
+    Args:
+        when: The option `enqueue_on_commit`: whether an open transaction has to commit first.
     """
+    if when and (alias := open_alias(storage, when)) is not None:
+        batches = list(batches)
+        if (deferred := defer(storage, batches, alias, send)) is not None:
+            return deferred
     results: list[EnqueueResult] = []
     made = sum(len(batch.payloads) for batch in batches) if isinstance(batches, list) else 0
     try:
@@ -38,8 +69,10 @@ def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
     return results
 
 
-def send_one(storage: Storage, batch: Batch) -> EnqueueResult:
-    """Enqueue a batch of one job."""
+def send_one(storage: Storage, batch: Batch, when: When = False) -> EnqueueResult:
+    """Enqueue a batch of one job as `send` does."""
+    if when:
+        return send(storage, [batch], when)[0]
     return _with_decoded(storage, batch, enqueue(storage, batch))[0]
 
 
@@ -55,8 +88,12 @@ def _each(storage: Storage, batches: Iterable[Batch]) -> Iterator[tuple[Batch, l
         yield batch, answers
 
 
-async def asend(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
+async def asend(storage: Storage, batches: Iterable[Batch], when: When = False) -> list[EnqueueResult]:
     """Async version of `send`."""
+    if when and (alias := await aopen_alias(storage, when)) is not None:
+        batches = list(batches)
+        if (deferred := await sync_to_async(defer)(storage, batches, alias, send)) is not None:
+            return deferred
     results: list[EnqueueResult] = []
     try:
         async for batch, answers in _aeach(storage, batches):
@@ -96,8 +133,10 @@ async def _aeach(
         batch = following
 
 
-async def asend_one(storage: Storage, batch: Batch) -> EnqueueResult:
+async def asend_one(storage: Storage, batch: Batch, when: When = False) -> EnqueueResult:
     """Async version of `send_one`."""
+    if when:
+        return (await asend(storage, [batch], when))[0]
     return (await _awith_decoded(storage, batch, await aenqueue(storage, batch)))[0]
 
 
@@ -110,16 +149,25 @@ def _note(error: Exception, results: Sequence[EnqueueResult]) -> None:
         )
 
 
-def send_together(storage: Storage, batches: Sequence[Batch]) -> list[EnqueueResult]:
+def send_together(storage: Storage, batches: Sequence[Batch], when: When = False) -> list[EnqueueResult]:
     """Enqueue the batches of a flow in one call of the storage.
 
     Each batch passes the middleware first, which sees its jobs as queued.
     """
+    alias = open_alias(storage, when)
+    if alias is not None and (deferred := defer(storage, batches, alias, send_together)) is not None:
+        return deferred
     return run(_send_together(storage, batches))
 
 
-async def asend_together(storage: Storage, batches: Sequence[Batch]) -> list[EnqueueResult]:
+async def asend_together(
+    storage: Storage, batches: Sequence[Batch], when: When = False
+) -> list[EnqueueResult]:
     """Async version of `send_together`."""
+    if (alias := await aopen_alias(storage, when)) is not None:
+        deferred = await sync_to_async(defer)(storage, batches, alias, send_together)
+        if deferred is not None:
+            return deferred
     return await arun(_send_together(storage, batches))
 
 

@@ -1,7 +1,6 @@
-"""What code declares: job types by name, their batches, and their schedules.
+"""Declarations in code: the registry of job types, their batches, and their schedules.
 
-Everything that needs to know the registered job types imports them from here, and not from `jobs`, which
-imports everything that sends jobs.
+`djqueue.client.jobs` sends jobs, so the modules below it know job types only as `RegisteredJob`.
 """
 
 import inspect

@@ -30,21 +30,6 @@ BULK = 1_000
 """Jobs of `enqueue_many` in one call of the storage."""
 
 
-def chunks(entries: Iterable[T], size: int = BULK) -> Iterator[list[T]]:
-    """Yield the entries of a bulk call in lists of at most `size`."""
-    source = iter(entries)
-    while chunk := list(islice(source, size)):
-        yield chunk
-
-
-def checked_first(batches: Iterable[Batch], *sources: object) -> Iterable[Batch]:
-    """Return batches all of which are made now if their sources have lengths, and each when needed if not.
-
-    Then no job of a list is stored if one is wrong, and an iterator needs no memory for its payloads.
-    """
-    return list(batches) if all(isinstance(source, Sized) for source in sources) else batches
-
-
 def send(storage: Storage, batches: Iterable[Batch], when: When = False) -> list[EnqueueResult]:
     """Enqueue batches, a call of the storage for each; cached results come back decoded.
 
@@ -64,7 +49,7 @@ def send(storage: Storage, batches: Iterable[Batch], when: When = False) -> list
             for batch, answers in _each(storage, batches):
                 results += _with_decoded(storage, batch, answers)
     except Exception as error:
-        _note(error, results)
+        _add_note(error, results)
         raise
     return results
 
@@ -99,7 +84,7 @@ async def asend(storage: Storage, batches: Iterable[Batch], when: When = False) 
         async for batch, answers in _aeach(storage, batches):
             results += await _awith_decoded(storage, batch, answers)
     except Exception as error:
-        _note(error, results)
+        _add_note(error, results)
         raise
     return results
 
@@ -140,8 +125,23 @@ async def asend_one(storage: Storage, batch: Batch, when: When = False) -> Enque
     return (await _awith_decoded(storage, batch, await aenqueue(storage, batch)))[0]
 
 
-def _note(error: Exception, results: Sequence[EnqueueResult]) -> None:
-    """Note on an error how many jobs of its call had been accepted before."""
+def chunks(entries: Iterable[T], size: int = BULK) -> Iterator[list[T]]:
+    """Yield the entries of a bulk call in lists of at most `size`."""
+    source = iter(entries)
+    while chunk := list(islice(source, size)):
+        yield chunk
+
+
+def checked_first(batches: Iterable[Batch], *sources: object) -> Iterable[Batch]:
+    """Return batches all of which are made now if their sources have lengths, and each when needed if not.
+
+    Then no job of a list is stored if one is wrong, and an iterator needs no memory for its payloads.
+    """
+    return list(batches) if all(isinstance(source, Sized) for source in sources) else batches
+
+
+def _add_note(error: Exception, results: Sequence[EnqueueResult]) -> None:
+    """Add a note to an error: how many jobs of its call had been accepted before."""
     if results:
         error.add_note(
             f"The first {len(results):,} jobs of this call were enqueued before the error; the last of them "
@@ -217,7 +217,7 @@ class BatchCollector:
         self._passed: dict[int, Batch] = {}
         """The batches that passed, in order, by the index of the original batch."""
         self._answers: list[list[EnqueueResult]] = [[] for _ in batches]
-        self._given = batches
+        self._originals = batches
 
     @property
     def batches(self) -> list[Batch]:
@@ -228,7 +228,7 @@ class BatchCollector:
         """Return the innermost call of the middleware for the batch at an index."""
 
         def take(batch: Batch) -> list[EnqueueResult]:
-            _check_changed(batch, self._given[index].options)
+            _check_changed(batch, self._originals[index].options)
             self._passed[index] = batch
             return [EnqueueResult(job_id, "queued", batch.queue) for job_id in batch.ids or ()]
 
@@ -255,25 +255,25 @@ class BatchCollector:
 
     def each(self) -> Iterable[tuple[Batch, list[EnqueueResult], bool]]:
         """Yield each batch, its answers, and whether the storage gave the answers."""
-        for index, given in enumerate(self._given):
-            yield self._passed.get(index, given), self._answers[index], index in self._passed
+        for index, original in enumerate(self._originals):
+            yield self._passed.get(index, original), self._answers[index], index in self._passed
 
 
-def _passed(storage: Storage, given: JobOptions, batch: Batch) -> list[EnqueueResult]:
-    """Enqueue a batch that has passed the middleware, with its options before."""
-    _check_changed(batch, given)
+def _passed(storage: Storage, original: JobOptions, batch: Batch) -> list[EnqueueResult]:
+    """Enqueue a batch that has passed the middleware; `original` are its options before."""
+    _check_changed(batch, original)
     return _accepted(storage, batch)
 
 
-async def _apassed(storage: Storage, given: JobOptions, batch: Batch) -> list[EnqueueResult]:
+async def _apassed(storage: Storage, original: JobOptions, batch: Batch) -> list[EnqueueResult]:
     """Async version of `_passed`."""
-    _check_changed(batch, given)
+    _check_changed(batch, original)
     return await _aaccepted(storage, batch)
 
 
-def _check_changed(batch: Batch, given: JobOptions) -> None:
+def _check_changed(batch: Batch, original: JobOptions) -> None:
     """Raise PayloadTooLargeError if options that a middleware added make a job too large."""
-    if batch.options is not given:
+    if batch.options is not original:
         envelope.check_size(batch.options, batch.name, batch.payloads)
 
 

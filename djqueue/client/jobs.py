@@ -10,6 +10,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from copy import copy
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, TypeVar, cast, overload
 
@@ -69,14 +70,12 @@ class JobType(Generic[P, R]):
         self,
         function: Callable[P, R],
         name: str,
-        given: dict[str, Any],
+        options: dict[str, Any],
+        *,
         backoff: BackoffFunction | None = None,
-        job_id: str | None = None,
         batch: BatchRule | None = None,
         redact: Redact | None = None,
-        *,
         arguments: Arguments | None = None,
-        calling: Mapping[str, Any] | None = None,
         executor: str | None = None,
         limits: Mapping[str, Any] = NO_LIMITS,
         permissions: Permissions | None = None,
@@ -100,10 +99,12 @@ class JobType(Generic[P, R]):
         """Resources that its handler may use, in a process of its own; None for all."""
         self.allow_unenforced = allow_unenforced
         """Names of permissions that may stay without guarantee where the system cannot enforce them."""
-        self._given = given
-        self._calling = calling or {}
+        self._given = options
+        """The options of `@job` and `using`, without the defaults of the settings."""
+        self._calling: dict[str, Any] = {}
         """`wait` and `on_restart` as given to `using`, for the calls that wait."""
-        self._id = job_id
+        self._id: str | None = None
+        """The id given to `using`, of the one job to enqueue."""
         self._resolved: tuple[Settings, EnqueueOptions] | None = None
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", name)
@@ -158,9 +159,7 @@ class JobType(Generic[P, R]):
         job_id = options.pop("id", None)
         if job_id is not None:
             check_text("id", job_id)
-        arguments = self.arguments
-        if not _flag("check_arguments", options.pop("check_arguments", True)):
-            arguments = None
+        checks_arguments = _flag("check_arguments", options.pop("check_arguments", True))
         calling = {name: options.pop(name) for name in CALLING if name in options}
         if "wait" in calling:
             milliseconds("wait", calling["wait"])
@@ -171,21 +170,13 @@ class JobType(Generic[P, R]):
             earlier.pop("run_at", None)
         for name in options.keys() & ONLY_JOB:
             raise OptionError(f"{name}: set the option on the job type: @job({name}=...)")
-        changed = JobType(
-            self.function,
-            self.name,
-            merge_given(earlier, options),
-            self.backoff_function,
-            job_id or self._id,
-            self.batch,
-            self.redact_function,
-            arguments=arguments,
-            calling={**self._calling, **calling},
-            executor=self.executor,
-            limits=self.limits,
-            permissions=self.permissions,
-            allow_unenforced=self.allow_unenforced,
-        )
+        changed = copy(self)
+        changed._given = merge_given(earlier, options)
+        changed._calling = {**self._calling, **calling}
+        changed._id = job_id or self._id
+        changed._resolved = None
+        if not checks_arguments:
+            changed.arguments = None
         envelope.check(changed._given)
         return changed
 
@@ -304,7 +295,8 @@ class JobType(Generic[P, R]):
     def _one(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Batch:
         if self.arguments is not None:
             self.arguments.check(self.name, args, kwargs)
-        return self._batch([_value(args, kwargs)])
+        ids = None if self._id is None else [self._id]
+        return envelope.batch(self.options, self.name, [_value(args, kwargs)], ids)
 
     def _many(self, calls: Iterable[Call]) -> Iterable[Batch]:
         if not isinstance(calls, Iterable):
@@ -325,10 +317,6 @@ class JobType(Generic[P, R]):
                 batch = envelope.batch_of_calls(self.options, self.name, args, kwargs, ids)
             yield batch
             first += len(chunk)
-
-    def _batch(self, values: list[dict[str, Any]]) -> Batch:
-        ids = [self._id] * len(values) if self._id is not None else None
-        return envelope.batch(self.options, self.name, values, ids)
 
     def _waiting(self, wait: Any, on_restart: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Separate the caller's `wait` and `on_restart` from the function's, which are put into kwargs."""
@@ -427,7 +415,14 @@ def job(
         label = check_text("name", path)
         arguments = read_arguments(function) if checked and batch is None else None
         job_type = JobType(
-            function, label, given, backoff, batch=batch, redact=redact, arguments=arguments, **execution
+            function,
+            label,
+            given,
+            backoff=backoff,
+            batch=batch,
+            redact=redact,
+            arguments=arguments,
+            **execution,
         )
         envelope.check(given)
         schedule = declared.check(label, label, when) if when else None

@@ -1,6 +1,6 @@
 """The API of producers: `@job`, `Queue`, and waiting for results."""
 
-from . import results  # noqa: F401 - installs what results of enqueues ask
+from . import results  # noqa: F401 - installs the methods of `EnqueueResult`
 from .flows import Flow, FlowResult, Node, chain, chord, flow, group
 from .jobs import JobType, job, registry
 from .limiters import Limiter

@@ -17,17 +17,21 @@ from djqueue.core.job import Batch, EnqueueResult, Incident
 from djqueue.signals import job_cancelled, job_dead, job_enqueued, job_stalled, schedule_fired
 from djqueue.storage.base import Storage
 
-from .registered import registry
+from .declarations import registry
 
 logger = logging.getLogger("djqueue.jobs")
 
 MAX_PENDING = 10_000
 """Pending signals after which a worker claims no more jobs until its receivers have caught up."""
 IDLE = 10.0
-"""Seconds after which the thread ends, with its database connections."""
-
-
-# Producers.
+"""Seconds after which the idle thread ends, with its database connections."""
+INCIDENT_SIGNALS: dict[str, tuple[Signal, dict[str, str]]] = {
+    "stalled": (job_stalled, {}),
+    "failed": (job_dead, {"reason": "reason", "error": "error"}),
+    "cancelled": (job_cancelled, {"reason": "reason"}),
+    "fired": (schedule_fired, {"schedule": "reason"}),
+}
+"""The signal of each incident, and the incident's fields for its arguments."""
 
 
 def enqueued(storage: Storage, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
@@ -71,9 +75,6 @@ def _about(batch: Batch, new: list[EnqueueResult]) -> Iterable[dict[str, Any]]:
     return ({**alike, "job_id": answer.id} for answer in new)
 
 
-# Everything else.
-
-
 class Announcer:
     """Sends signals one after the other, in the order of the events."""
 
@@ -114,16 +115,16 @@ class Announcer:
     def _run(self) -> None:
         while True:
             try:
-                found = self._waiting.get(timeout=IDLE)
+                send = self._waiting.get(timeout=IDLE)
             except Empty:
-                found = None
-            if found is None or isinstance(found, Event):
-                if self._ends(found):
+                send = None
+            if send is None or isinstance(send, Event):
+                if self._ends(send):
                     return
                 continue
             if has_django():
                 close_old_connections()
-            found()
+            send()
 
     def _ends(self, done: Event | None) -> bool:
         """Close the connections, and end the thread if no signal is pending; the next one starts another."""
@@ -154,16 +155,7 @@ def told(incidents: Sequence[Incident]) -> None:
                 incident.queue,
                 incident.reason,
             )
-        signal, words = OF_INCIDENTS[incident.event]
+        signal, fields = INCIDENT_SIGNALS[incident.event]
         if signal.receivers:
-            about = {word: getattr(incident, field) for word, field in words.items()}
+            about = {argument: getattr(incident, field) for argument, field in fields.items()}
             announcer.announce(signal, incident.name, queue=incident.queue, job_id=incident.id, **about)
-
-
-OF_INCIDENTS: dict[str, tuple[Signal, dict[str, str]]] = {
-    "stalled": (job_stalled, {}),
-    "failed": (job_dead, {"reason": "reason", "error": "error"}),
-    "cancelled": (job_cancelled, {"reason": "reason"}),
-    "fired": (schedule_fired, {"schedule": "reason"}),
-}
-"""The signal of each incident, and the incident's fields for its arguments."""

@@ -1,15 +1,18 @@
-"""Check the arguments of a job against the function's signature when the job is enqueued."""
+"""Check what callers pass: the arguments of a function, and the ids, names and payloads of a queue.
+
+The errors name the call that the caller may have meant.
+"""
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any
+from uuid import UUID
 
-from djqueue.core.errors import ArgumentsError
-from djqueue.core.options import PARSERS
+from djqueue.core.errors import ArgumentsError, OptionError
+from djqueue.core.options import PARSERS, check_text
 from djqueue.core.suggest import FOREIGN_OPTIONS
 
-Call = tuple[Sequence[Any], Mapping[str, Any]]
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
@@ -99,15 +102,6 @@ def read_arguments(function: Callable[..., Any]) -> Arguments | None:
         return None
 
 
-def check_call(arguments: Arguments, name: str, place: int, call: Call) -> None:
-    """Check one entry of `enqueue_many`. Raises ArgumentsError, which names its position."""
-    args, kwargs = call
-    try:
-        arguments.check(name, args, kwargs)
-    except ArgumentsError as error:
-        raise ArgumentsError(f"enqueue_many: entry {place}: {error}") from None
-
-
 def split_calls(entries: Sequence[Any], first: int) -> tuple[list[Sequence[Any]], list[dict[str, Any]]]:
     """Return the positional and the named arguments of entries of `enqueue_many`.
 
@@ -121,8 +115,8 @@ def split_calls(entries: Sequence[Any], first: int) -> tuple[list[Sequence[Any]]
         args, kwargs = map(list, zip(*entries, strict=True))
         if set(map(type, args)) == {tuple} and set(map(type, kwargs)) == {dict}:
             return args, kwargs
-    for place, entry in enumerate(entries, first):
-        check_entry(place, entry)
+    for position, entry in enumerate(entries, first):
+        _check_entry(position, entry)
     return [args for args, _ in entries], [kwargs for _, kwargs in entries]
 
 
@@ -140,18 +134,21 @@ def check_calls(
     """
     forms = set(zip(map(len, args), map(tuple, kwargs) if any(kwargs) else repeat(()), strict=False))
     if not all(arguments.accepts(count, names) for count, names in forms):
-        for place, call in enumerate(zip(args, kwargs, strict=True), first):
-            check_call(arguments, name, place, call)
+        for position, (positional, named) in enumerate(zip(args, kwargs, strict=True), first):
+            try:
+                arguments.check(name, positional, named)
+            except ArgumentsError as error:
+                raise ArgumentsError(f"enqueue_many: entry {position}: {error}") from None
 
 
-def check_entry(place: int, entry: object) -> None:
+def _check_entry(position: int, entry: object) -> None:
     """Raise ArgumentsError, which explains the form of an entry of `enqueue_many`, if this is not one."""
     if isinstance(entry, (tuple, list)) and len(entry) == 2:
         args, kwargs = entry
         if isinstance(args, Sequence) and not isinstance(args, (str, bytes)) and isinstance(kwargs, Mapping):
             return
     raise ArgumentsError(
-        f"enqueue_many: entry {place} is {_kind_of(entry)}; "
+        f"enqueue_many: entry {position} is {_kind_of(entry)}; "
         "expected a pair (args, kwargs) such as ((42,), {}). "
         "For one argument each: job.enqueue_many(((value,), {}) for value in values)."
     )
@@ -164,3 +161,67 @@ def _kind_of(entry: object) -> str:
         return f"of type {kind}"
     types = ", ".join(type(value).__name__ for value in entry[:3])
     return f"a {kind} of {len(entry)} items ({types}{', ...' if len(entry) > 3 else ''})"
+
+
+def check_id(value: object, label: str = "id") -> str:
+    """Return a job's id. Raises OptionError for anything else, which no job could have."""
+    if isinstance(value, str):
+        return value
+    kind = type(value).__name__
+    if isinstance(value, UUID):
+        hint = ": pass str(...)"
+    elif isinstance(getattr(value, "id", None), str):
+        hint = ": pass its .id"
+    else:
+        hint = ""
+    raise OptionError(f"{label}: expected a job's id (a string), got an object of type {kind}{hint}")
+
+
+def check_ids(values: object) -> list[str]:
+    """Return the ids of jobs; one id stands for itself. Raises OptionError."""
+    if isinstance(values, str):
+        return [values]
+    if not isinstance(values, Iterable) or isinstance(values, (bytes, Mapping)) or hasattr(values, "id"):
+        return [check_id(values, "ids")]
+    return [check_id(value, "ids") for value in values]
+
+
+def check_name(queue: str, value: object) -> str:
+    """Return a job's name. Raises OptionError, with the right call for a function."""
+    if callable(value):
+        raise OptionError(
+            f"name: expected the name of a job (a string), got {value!r}. {_call(queue, value)}"
+        )
+    return check_text("name", value)
+
+
+def check_payloads(values: object) -> Iterable[Any]:
+    """Return the payloads of many jobs. Raises OptionError for one value, which would be taken apart."""
+    if isinstance(values, Iterable) and not isinstance(values, (str, bytes, Mapping)):
+        return values
+    raise OptionError(
+        "payloads: expected a list or another iterable with one payload per job, got an object of type "
+        f"{type(values).__name__}; to enqueue one job, use enqueue()"
+    )
+
+
+def refuse_function(queue: str, payloads: Sequence[Any], more: Sequence[Any] = ()) -> None:
+    """Raise ArgumentsError for functions as payloads, and for several payloads: those are calls of RQ."""
+    function = next((payload for payload in payloads if callable(payload)), None)
+    if function is not None:
+        raise ArgumentsError(
+            f"Queue.enqueue takes a payload, not a function: got {function!r}. {_call(queue, function)}"
+        )
+    if more:
+        raise ArgumentsError(
+            f"Queue.enqueue takes one payload, got {1 + len(more)}: put the values into a list or a dict. "
+            "To enqueue a @job function, use its own enqueue(...)."
+        )
+
+
+def _call(queue: str, function: Any) -> str:
+    name = getattr(function, "__name__", None) or "function"
+    call = f"{name}.using(queue={queue!r}).enqueue(...)"
+    if isinstance(getattr(function, "name", None), str) and hasattr(function, "using"):
+        return f"Use {call}."
+    return f"Put @job on the function, then use {call}."

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from hashlib import blake2b
 from itertools import islice
@@ -17,7 +17,7 @@ from djqueue.core.suggest import nearest
 from djqueue.core.units import milliseconds
 from djqueue.storage.base import Storage
 
-from .chunking import chunks
+from .sending import chunks
 
 PAGE = 500
 """Dead letters per call."""
@@ -102,6 +102,10 @@ class DeadLetterFilter:
         )
 
 
+FILTERS = tuple(field.name for field in fields(DeadLetterFilter))
+"""The filters of dead letters."""
+
+
 def read_filter(
     *,
     reason: str | None = None,
@@ -166,23 +170,23 @@ def count_letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> Dea
     reasons: Counter[str] = Counter()
     names: Counter[str] = Counter()
     types: Counter[str] = Counter()
-    prints: Counter[str] = Counter()
+    fingerprints: Counter[str] = Counter()
     newest: dict[str, DeadLetterRecord] = {}
     for letter in letters(storage, queue, wanted):
         reasons[letter.reason] += 1
         names[letter.name] += 1
         types[letter.error_type] += 1
-        mark = fingerprint(letter)
-        prints[mark] += 1
-        newest[mark] = letter
+        digest = fingerprint(letter)
+        fingerprints[digest] += 1
+        newest[digest] = letter
     return DeadLetterCounts(
         reasons.total(),
         dict(reasons.most_common()),
         dict(names.most_common()),
         dict(types.most_common()),
         {
-            mark: ErrorCount(count, newest[mark].error_type, newest[mark].error_message)
-            for mark, count in prints.most_common()
+            digest: ErrorCount(count, newest[digest].error_type, newest[digest].error_message)
+            for digest, count in fingerprints.most_common()
         },
     )
 
@@ -199,8 +203,8 @@ def retry_letters(
     """Retry dead letters by id, a part at a time; `progress` is called with the counts after each part."""
     answers: Counter[str] = Counter()
     counts = RetriedDead()
-    for some in chunks(islice(ids, limit), PAGE):
-        answers.update(storage.jobs.retry(queue, some, dry_run=dry_run))
+    for chunk in chunks(islice(ids, limit), PAGE):
+        answers.update(storage.jobs.retry(queue, chunk, dry_run=dry_run))
         counts = RetriedDead(**answers)
         if progress is not None:
             progress(counts)
@@ -219,23 +223,23 @@ def move_letters(
 ) -> MovedDead:
     """Move dead letters by id, a part at a time; `progress` is called with the counts after each part."""
     counts = MovedDead()
-    for some in chunks(islice(ids, limit), PAGE):
-        answers = _would_move(storage, queue, some, to) if dry_run else storage.jobs.move(queue, some, to)
-        found = Counter(answer if answer in MovedDead._fields else "refused" for answer in answers)
-        counts = MovedDead(*(before + found[name] for name, before in counts._asdict().items()))
+    for chunk in chunks(islice(ids, limit), PAGE):
+        answers = _would_move(storage, queue, chunk, to) if dry_run else storage.jobs.move(queue, chunk, to)
+        moved = Counter(answer if answer in MovedDead._fields else "refused" for answer in answers)
+        counts = MovedDead(*(before + moved[name] for name, before in counts._asdict().items()))
         if progress is not None:
             progress(counts)
     return counts
 
 
 def _would_move(storage: Storage, queue: str, ids: Sequence[str], to: str) -> Iterator[str]:
-    for here, there in zip(storage.reads.states(queue, ids), storage.reads.states(to, ids), strict=True):
-        if here is None:
+    for state, other in zip(storage.reads.states(queue, ids), storage.reads.states(to, ids), strict=True):
+        if state is None:
             yield "not_found"
-        elif here is not State.FAILED:
+        elif state is not State.FAILED:
             yield "refused"
         else:
-            yield "moved" if there is None else "duplicate"
+            yield "moved" if other is None else "duplicate"
 
 
 def fingerprint(letter: DeadLetterRecord) -> str:
@@ -247,6 +251,6 @@ def fingerprint(letter: DeadLetterRecord) -> str:
     return blake2b(data, digest_size=6).hexdigest()
 
 
-def is_of_type(there: str, wanted: str) -> bool:
+def is_of_type(error_type: str, wanted: str) -> bool:
     """Return whether an error's type matches a dotted name, or its last part."""
-    return there == wanted or there.rpartition(".")[2] == wanted
+    return error_type == wanted or error_type.rpartition(".")[2] == wanted

@@ -9,8 +9,10 @@ from django.apps import apps
 
 from djqueue.codecs import CallsEncoder, encode, get_calls_encoder, get_encoder
 from djqueue.conf import Settings, get_settings, has_django
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import ConfigurationError, OptionError, PayloadTooLargeError, UnknownQueueError
 from djqueue.core.headers import NO_HEADERS
+from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch
 from djqueue.core.options import (
     MSGPACK,
@@ -21,10 +23,13 @@ from djqueue.core.options import (
     parse_options,
 )
 from djqueue.core.suggest import nearest
+from djqueue.middleware import layers_of
 
 DEFAULT_QUEUE = "default"
 ROOM_FOR_OPTIONS = 8 * 1024
 """Upper bound, in bytes, of a job's encoded options without tags, headers and dependencies."""
+
+_id_source = IdSource()
 
 
 def resolve(given: Mapping[str, Any], queue: str | None = None) -> EnqueueOptions:
@@ -113,6 +118,15 @@ def batch_of_calls(
     return _batch(options, name, encode_calls(args, kwargs), ids)
 
 
+def with_ids(batch: Batch) -> Batch:
+    """Return the batch with ids, to wait for or to name its jobs before they are enqueued."""
+    if batch.ids is not None:
+        return batch
+    # A middleware may pass the batch more than once.
+    fresh = not layers_of(get_settings()).enqueue
+    return batch._replace(ids=_id_source.many(len(batch.payloads), SYSTEM_CLOCK.now()), fresh=fresh)
+
+
 def _checked_ids(ids: Sequence[str] | None, count: int) -> list[str] | None:
     if ids is None:
         return None
@@ -161,8 +175,8 @@ def check_size(options: JobOptions, name: str, payloads: Sequence[bytes]) -> Non
 
 
 def _size_of(options: JobOptions) -> int:
-    found = options.as_dict()
-    return len(encode(found, MSGPACK)) if found else 0
+    fields = options.as_dict()
+    return len(encode(fields, MSGPACK)) if fields else 0
 
 
 @lru_cache(maxsize=64)

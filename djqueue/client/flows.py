@@ -14,11 +14,9 @@ from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 
 from . import envelope
-from .oncommit import asend_together, send_together
+from .sending import BULK, asend_together, send_together
 from .transactions import When
 
-BULK = 1_000
-"""Jobs per batch."""
 FOLLOWERS = 20
 """Dependents that a job of a flow stores: the rest of the flow can be found from any of them."""
 MORE_BATCHES = 100
@@ -92,25 +90,27 @@ class Flow:
     @property
     def nodes(self) -> list[Node]:
         """All nodes, including those that only `after` names."""
-        found: dict[Node, None] = {}
-        left = list(reversed(self._nodes))
-        while left:
-            node = left.pop()
-            if node not in found:
-                found[node] = None
-                left += [other for other in reversed(node.waits_for) if isinstance(other, Node)]
-        return list(found)
+        reached: dict[Node, None] = {}
+        stack = list(reversed(self._nodes))
+        while stack:
+            node = stack.pop()
+            if node not in reached:
+                reached[node] = None
+                stack += [other for other in reversed(node.waits_for) if isinstance(other, Node)]
+        return list(reached)
 
     @property
     def first(self) -> list[Node]:
         """The nodes without dependencies in the flow."""
-        return [node for node in self.nodes if not any(isinstance(one, Node | str) for one in node.waits_for)]
+        return [
+            node for node in self.nodes if not any(isinstance(other, Node | str) for other in node.waits_for)
+        ]
 
     @property
     def last(self) -> list[Node]:
         """The nodes without dependents in the flow."""
         nodes = self.nodes
-        needed = {one for node in nodes for one in node.waits_for if isinstance(one, Node | str)}
+        needed = {other for node in nodes for other in node.waits_for if isinstance(other, Node | str)}
         return [node for node in nodes if node not in needed and node.label not in needed]
 
     def enqueue(self) -> "FlowResult":
@@ -132,10 +132,10 @@ class Flow:
 class FlowResult:
     """The results of a flow by node or name, iterable in enqueue order."""
 
-    def __init__(self, found: dict[Node, EnqueueResult]) -> None:
-        self._found = found
+    def __init__(self, results: dict[Node, EnqueueResult]) -> None:
+        self._results = results
         self._named: dict[str, EnqueueResult] = {
-            node.label: result for node, result in found.items() if node.label is not None
+            node.label: result for node, result in results.items() if node.label is not None
         }
 
     def __repr__(self) -> str:
@@ -146,15 +146,15 @@ class FlowResult:
             if node not in self._named:
                 raise KeyError(f"no job of the workflow is named {node!r}{nearest(node, self._named)}")
             return self._named[node]
-        if node not in self._found:
+        if node not in self._results:
             raise KeyError(f"{node!r} is not a node of the workflow")
-        return self._found[node]
+        return self._results[node]
 
     def __iter__(self) -> Iterator[EnqueueResult]:
-        return iter(self._found.values())
+        return iter(self._results.values())
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._results)
 
     @property
     def ids(self) -> list[str]:
@@ -228,9 +228,9 @@ class _Plan:
             alike = _alike(level, needs, followers)
             if len(alike) > len({kind[:3] for kind in alike}) + MORE_BATCHES:
                 alike = _alike(level, needs, {})
-            for (options, name, wanted, following), grouped in alike.items():
-                if wanted != options.job.depends_on or following:
-                    job = replace(options.job, depends_on=wanted, dependents=following)
+            for (options, name, depends_on, dependents), grouped in alike.items():
+                if depends_on != options.job.depends_on or dependents:
+                    job = replace(options.job, depends_on=depends_on, dependents=dependents)
                     options = replace(options, job=job)
                 for start in range(0, len(grouped), BULK):
                     self._add(options, name, grouped[start : start + BULK])
@@ -251,18 +251,20 @@ class _Plan:
 def _needs(nodes: Sequence[Node]) -> dict[Node, list[Node]]:
     """Return the nodes that each node depends on. Raises OptionError for an unknown name."""
     labels = {node.label: node for node in nodes if node.label is not None}
-    found = {}
+    needs = {}
     for node in nodes:
         needed: dict[Node, None] = {}
-        for one in node.waits_for:
-            if isinstance(one, Node):
-                needed[one] = None
-            elif isinstance(one, str):
-                if one not in labels:
-                    raise OptionError(f"after: no job of the workflow is named {one!r}{nearest(one, labels)}")
-                needed[labels[one]] = None
-        found[node] = list(needed)
-    return found
+        for other in node.waits_for:
+            if isinstance(other, Node):
+                needed[other] = None
+            elif isinstance(other, str):
+                if other not in labels:
+                    raise OptionError(
+                        f"after: no job of the workflow is named {other!r}{nearest(other, labels)}"
+                    )
+                needed[labels[other]] = None
+        needs[node] = list(needed)
+    return needs
 
 
 def _alike(
@@ -271,32 +273,32 @@ def _alike(
     followers: Mapping[Node, tuple[JobKey, ...]],
 ) -> dict[_Kind, list[Node]]:
     """Group the nodes of a level by their options; each group can be one batch."""
-    found: dict[_Kind, list[Node]] = {}
+    groups: dict[_Kind, list[Node]] = {}
     for node in level:
         kind = (node.options, node.name, _dependencies(node, needs[node]), followers.get(node, ()))
-        found.setdefault(kind, []).append(node)
-    return found
+        groups.setdefault(kind, []).append(node)
+    return groups
 
 
 def _followers(needs: Mapping[Node, Iterable[Node]]) -> dict[Node, tuple[JobKey, ...]]:
     """Return the first dependents of each node."""
-    found: dict[Node, tuple[JobKey, ...]] = {}
+    followers: dict[Node, tuple[JobKey, ...]] = {}
     for node, needed in needs.items():
         for other in needed:
-            known = found.get(other, ())
+            known = followers.get(other, ())
             if len(known) < FOLLOWERS:
-                found[other] = (*known, (node.queue, node.id))
-    return found
+                followers[other] = (*known, (node.queue, node.id))
+    return followers
 
 
 def _dependencies(node: Node, needs: Iterable[Node]) -> tuple[JobKey, ...]:
     keys = dict.fromkeys(node.options.job.depends_on)
-    for one in node.waits_for:
-        if isinstance(one, EnqueueResult):
-            keys[one.queue, one.id] = None
-        elif isinstance(one, tuple):
-            keys[one] = None
-    keys.update({(other.queue, other.id): None for other in needs})
+    for other in node.waits_for:
+        if isinstance(other, EnqueueResult):
+            keys[other.queue, other.id] = None
+        elif isinstance(other, tuple):
+            keys[other] = None
+    keys.update({(needed.queue, needed.id): None for needed in needs})
     return tuple(keys)
 
 
@@ -328,11 +330,11 @@ def _storage_of(nodes: Sequence[Node]) -> Storage:
 
 def _on_commit_of(nodes: Sequence[Node]) -> When:
     """Return what the flow waits for: its jobs are enqueued in one step, so one job defers them all."""
-    wanted = {node.options.enqueue_on_commit for node in nodes} - {False}
-    if len(wanted) > 1:
-        listed = ", ".join(sorted(map(repr, wanted)))
+    values = {node.options.enqueue_on_commit for node in nodes} - {False}
+    if len(values) > 1:
+        listed = ", ".join(sorted(map(repr, values)))
         raise OptionError(f"enqueue_on_commit: all jobs of a workflow must use the same value; got {listed}")
-    return wanted.pop() if wanted else False
+    return values.pop() if values else False
 
 
 def _check_part(where: str, part: object) -> None:

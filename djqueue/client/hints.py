@@ -1,4 +1,7 @@
-"""Warn of jobs that no worker would run, once per process for each job and queue."""
+"""Hints for callers: warnings of jobs that no worker would run, and calls of other job queues.
+
+Each job and queue is checked once per process.
+"""
 
 import logging
 
@@ -10,8 +13,8 @@ from djqueue.core.job import Batch
 from djqueue.core.suggest import similar
 from djqueue.storage.base import Storage
 
+from .declarations import registry
 from .envelope import DEFAULT_QUEUE
-from .registered import registry
 
 logger = logging.getLogger("djqueue.client")
 
@@ -67,9 +70,9 @@ async def acheck(storage: Storage, batch: Batch) -> None:
     queue = suspect(batch.queue) if batch.queue not in checked_queues else None
     name = suspect_name(batch.name) if batch.name not in checked_names else None
     if queue is not None and not await storage.acall(is_served, storage, batch.queue):
-        _warn(batch.queue, queue)
+        _warn_of_queue(batch.queue, queue)
     if name is not None and not await storage.acall(is_handled, storage, batch.name):
-        _warn_of_name(batch.name, name)
+        _warn_of_job(batch.name, name)
 
 
 def suspect_name(name: str) -> str | None:
@@ -88,7 +91,7 @@ def check_name(storage: Storage, name: str) -> None:
     """Warn once of a job name that resembles a job's of this process, and that no live worker handles."""
     meant = suspect_name(name)
     if meant is not None and not is_handled(storage, name):
-        _warn_of_name(name, meant)
+        _warn_of_job(name, meant)
 
 
 def suspect(queue: str) -> str | None:
@@ -107,7 +110,7 @@ def check_queue(storage: Storage, queue: str) -> None:
     """Warn once of a queue that is neither declared nor served, but resembles a declared one."""
     meant = suspect(queue)
     if meant is not None and not is_served(storage, queue):
-        _warn(queue, meant)
+        _warn_of_queue(queue, meant)
 
 
 def declared_queues() -> set[str]:
@@ -134,7 +137,7 @@ def is_handled(storage: Storage, name: str) -> bool:
         return True
 
 
-def _warn_of_name(name: str, meant: str) -> None:
+def _warn_of_job(name: str, meant: str) -> None:
     logger.warning(
         "No live worker has a handler for %r, and this process registers no job of that name. Did you "
         "mean %r? The job waits in its queue until a worker with a handler starts.",
@@ -143,7 +146,7 @@ def _warn_of_name(name: str, meant: str) -> None:
     )
 
 
-def _warn(queue: str, meant: str) -> None:
+def _warn_of_queue(queue: str, meant: str) -> None:
     logger.warning(
         "Queue %r is not declared, and no live worker serves it by name. Did you mean %r? If not, declare it "
         "in DJQUEUE['QUEUES'].",
@@ -160,3 +163,80 @@ def _forget(*, setting: str, **_: object) -> None:
 
 
 setting_changed.connect(_forget)
+
+
+JOB_CALLS = {
+    "apply": "{job}(...) to run it in this process, or {job}.enqueue(...)",
+    "apply_async": "{job}.using(delay=60, queue=...).enqueue(...)",
+    "apply_async_on_commit": "{job}.enqueue(...), which joins the open transaction",
+    "async_apply": "{job}.enqueue(...)",
+    "configure": "{job}.using(...).enqueue(...)",
+    "defer": "{job}.enqueue(...)",
+    "defer_async": "await {job}.aenqueue(...)",
+    "delay": "{job}.enqueue(...)",
+    "delay_on_commit": "{job}.enqueue(...), which joins the open transaction",
+    "message": "{job}.node(...), a job of a workflow",
+    "perform_async": "{job}.enqueue(...)",
+    "perform_in": "{job}.using(delay=60).enqueue(...)",
+    "run": "{job}(...) to run it in this process, or {job}.enqueue(...)",
+    "s": "{job}.node(...), a job of a workflow",
+    "send": "{job}.enqueue(...)",
+    "send_with_options": "{job}.using(delay=60, queue=...).enqueue(...)",
+    "si": "{job}.node(...), a job of a workflow",
+    "signature": "{job}.node(...), a job of a workflow",
+    "starmap": "{job}.enqueue_many(((value,), {{}}) for value in values)",
+    "map": "{job}.enqueue_many(((value,), {{}}) for value in values)",
+    "chunks": "{job}.enqueue_many(((value,), {{}}) for value in values)",
+    "submit": "{job}.enqueue(...)",
+}
+"""Attributes of the tasks of Celery, Dramatiq, Huey, Procrastinate and Sidekiq, and their equivalents."""
+
+
+QUEUE_CALLS = {
+    "add": "enqueue(payload)",
+    "async_task": "enqueue(payload)",
+    "canceled_job_registry": "counts()",
+    "count": "counts()",
+    "deferred_job_registry": "counts()",
+    "delay": "enqueue(payload)",
+    "delete": "obliterate()",
+    "empty": "drain()",
+    "enqueue_at": "enqueue(payload, run_at=...)",
+    "enqueue_call": "enqueue(payload)",
+    "enqueue_in": "enqueue(payload, delay=60)",
+    "failed_job_registry": "dead_letters()",
+    "fetch_job": "get_job(id)",
+    "finished_job_registry": "counts()",
+    "get_job_ids": "dead_letters() or the admin, which list jobs",
+    "get_jobs": "dead_letters() or the admin, which list jobs",
+    "is_empty": "counts()",
+    "job_ids": "dead_letters() or the admin, which list jobs",
+    "jobs": "dead_letters() or the admin, which list jobs",
+    "pending_count": "counts()",
+    "publish": "enqueue(payload)",
+    "purge": "drain()",
+    "push": "enqueue(payload)",
+    "put": "enqueue(payload)",
+    "scheduled_job_registry": "counts()",
+    "send": "enqueue(payload)",
+    "send_task": "enqueue(payload, name=...)",
+    "size": "counts()",
+    "started_job_registry": "counts()",
+}
+"""Attributes of the queues of RQ, BullMQ, Celery, Huey and Django Q, and their equivalents."""
+
+
+def explain_queue_attribute(name: str) -> str:
+    """Return the text of an AttributeError for an attribute that a queue does not have."""
+    call = QUEUE_CALLS.get(name)
+    if call is None:
+        return f"'Queue' object has no attribute {name!r}"
+    return f"Queue has no {name}. Use Queue.{call}."
+
+
+def explain_attribute(kind: str, job: object, name: str) -> str:
+    """Return the text of an AttributeError for an attribute that a job type does not have."""
+    call = JOB_CALLS.get(name)
+    if call is None or not isinstance(job, str):
+        return f"{kind!r} object has no attribute {name!r}"
+    return f"A djqueue job has no {name}(). Use {call.format(job=job)}."

@@ -1,4 +1,4 @@
-"""Jobs for callers: decoded values and aware datetimes."""
+"""Jobs for callers: decoded values, aware datetimes, the outcome, and the history in order."""
 
 from datetime import datetime
 from functools import cached_property
@@ -10,10 +10,22 @@ from djqueue.core.errors import JobCancelledError, JobFailedError, JobNotFoundEr
 from djqueue.core.headers import Headers
 from djqueue.core.job import AttemptRecord, JobFailure, JobRecord
 from djqueue.core.options import JobOptions
-from djqueue.core.states import State
+from djqueue.core.states import TERMINAL, State
 from djqueue.core.units import to_datetime
 
-from .timeline import Moment, timeline
+
+class Moment(NamedTuple):
+    """One thing that happened to a job."""
+
+    at: datetime
+    event: str
+    """enqueued | started | released | retried | stalled | completed | failed | cancelled | requeued"""
+    attempt: int = 0
+    """Number of the attempt; 0 for an event outside of attempts."""
+    worker: str = ""
+    reason: str = ""
+    """Reason of the dead letter or the cancellation."""
+    error: JobFailure | None = None
 
 
 class JobStatus(NamedTuple):
@@ -193,3 +205,38 @@ def _decode(record: JobRecord, data: bytes) -> Any:
 
 def _time(milliseconds: int) -> datetime | None:
     return to_datetime(milliseconds) if milliseconds else None
+
+
+def timeline(record: JobRecord) -> tuple[Moment, ...]:
+    """Return the history of a job, as `JobInfo.timeline` has it."""
+    moments = [Moment(to_datetime(record.created_at), "enqueued")]
+    ended = record.finished_at if record.state in TERMINAL else 0
+    for attempt in record.all_attempts():
+        _add_retry(moments, record, attempt.started_at)
+        moments.append(Moment(to_datetime(attempt.started_at), "started", attempt.attempt, attempt.worker))
+        is_last = attempt.outcome == str(record.state) and attempt.finished_at == ended
+        reason = record.reason if is_last else ""
+        if is_last:
+            ended = 0  # this attempt's end is the job's
+        at = to_datetime(attempt.finished_at)
+        moments.append(Moment(at, attempt.outcome, attempt.attempt, attempt.worker, reason, attempt.error))
+    if record.state is State.ACTIVE:
+        _add_retry(moments, record, record.started_at)
+        moments.append(Moment(to_datetime(record.started_at), "started", record.attempts, record.worker))
+    elif ended:
+        _add_retry(moments, record, ended)
+        end = Moment(to_datetime(ended), str(record.state), reason=record.reason, error=record.error)
+        moments.append(end)
+    elif record.state not in TERMINAL:
+        _add_retry(moments, record, record.run_at)
+    return tuple(moments)
+
+
+def _add_retry(moments: list[Moment], record: JobRecord, before: int) -> None:
+    """Add the retry of a dead letter, if one must have come between the last moment and this time.
+
+    Records have the time of the last retry. An earlier one is shown at the time of what followed.
+    """
+    if moments[-1].event == "failed":
+        last, end = to_datetime(record.run_at), to_datetime(before)
+        moments.append(Moment(last if moments[-1].at <= last <= end else end, "requeued"))

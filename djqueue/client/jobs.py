@@ -10,8 +10,9 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from copy import copy
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, TypeVar, cast, overload
 
 from djqueue.conf import Settings, get_settings
 from djqueue.core.backoff import BackoffFunction
@@ -35,26 +36,25 @@ from djqueue.core.units import milliseconds
 from djqueue.schedules import words
 from djqueue.storage.base import Storage
 
-from . import envelope, hints, waiting
+from . import declarations, envelope, hints, results
 from .arguments import Arguments, check_calls, read_arguments, split_calls
-from .batches import BatchRule, parse_batch
-from .chunking import checked_first, chunks
-from .declared import declared, split_options
+from .declarations import BatchRule, Registry, check_importable, declared, parse_batch, split_options
 from .flows import Node
-from .foreign import explain_attribute
-from .generating import is_generator
-from .importable import check_importable
-from .oncommit import asend, asend_one, send, send_one
-from .registered import Registry, registry
-from .results import enqueued
+from .results import DEFAULT_WAIT
+from .sending import asend, asend_one, checked_first, chunks, send, send_one
 from .storages import get_storage
-from .streaming import Streaming, Wait
+from .streaming import Streaming, Wait, is_generator
+from .transactions import enqueued
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-DEFAULT_WAIT = 30.0
-"""Default time limit of `enqueue_and_wait`, in seconds."""
+ONLY_JOB = frozenset({"name", "cron", "every", "executor", "limits", "permissions", "allow_unenforced"})
+"""Options of `@job` that `using` does not have."""
+OF_JOB = ONLY_JOB | {"batch", "check_arguments", "redact"} | PARSERS.keys() | words.PARSERS.keys()
+"""All options of `@job`."""
+CALLING: dict[str, Any] = {"wait": DEFAULT_WAIT, "on_restart": "raise"}
+"""Arguments of the calls that wait, in addition to the function's, with their defaults."""
 UNSET: Any = object()
 """Marks an argument that was not given."""
 
@@ -70,14 +70,12 @@ class JobType(Generic[P, R]):
         self,
         function: Callable[P, R],
         name: str,
-        given: dict[str, Any],
+        options: dict[str, Any],
+        *,
         backoff: BackoffFunction | None = None,
-        job_id: str | None = None,
         batch: BatchRule | None = None,
         redact: Redact | None = None,
-        *,
         arguments: Arguments | None = None,
-        calling: Mapping[str, Any] | None = None,
         executor: str | None = None,
         limits: Mapping[str, Any] = NO_LIMITS,
         permissions: Permissions | None = None,
@@ -101,10 +99,12 @@ class JobType(Generic[P, R]):
         """Resources that its handler may use, in a process of its own; None for all."""
         self.allow_unenforced = allow_unenforced
         """Names of permissions that may stay without guarantee where the system cannot enforce them."""
-        self._given = given
-        self._calling = calling or {}
+        self._given = options
+        """The options of `@job` and `using`, without the defaults of the settings."""
+        self._calling: dict[str, Any] = {}
         """`wait` and `on_restart` as given to `using`, for the calls that wait."""
-        self._id = job_id
+        self._id: str | None = None
+        """The id given to `using`, of the one job to enqueue."""
         self._resolved: tuple[Settings, EnqueueOptions] | None = None
         self.__doc__ = function.__doc__
         self.__name__ = getattr(function, "__name__", name)
@@ -122,7 +122,9 @@ class JobType(Generic[P, R]):
         def __getattr__(self, name: str) -> Any:
             # Only called for missing attributes. Calls of other job queues get an error that names our
             # call.
-            raise AttributeError(explain_attribute(type(self).__name__, self.__dict__.get("__name__"), name))
+            raise AttributeError(
+                hints.explain_attribute(type(self).__name__, self.__dict__.get("__name__"), name)
+            )
 
     @property
     def options(self) -> EnqueueOptions:
@@ -157,9 +159,7 @@ class JobType(Generic[P, R]):
         job_id = options.pop("id", None)
         if job_id is not None:
             check_text("id", job_id)
-        arguments = self.arguments
-        if not _flag("check_arguments", options.pop("check_arguments", True)):
-            arguments = None
+        checks_arguments = _flag("check_arguments", options.pop("check_arguments", True))
         calling = {name: options.pop(name) for name in CALLING if name in options}
         if "wait" in calling:
             milliseconds("wait", calling["wait"])
@@ -170,21 +170,13 @@ class JobType(Generic[P, R]):
             earlier.pop("run_at", None)
         for name in options.keys() & ONLY_JOB:
             raise OptionError(f"{name}: set the option on the job type: @job({name}=...)")
-        changed = JobType(
-            self.function,
-            self.name,
-            merge_given(earlier, options),
-            self.backoff_function,
-            job_id or self._id,
-            self.batch,
-            self.redact_function,
-            arguments=arguments,
-            calling={**self._calling, **calling},
-            executor=self.executor,
-            limits=self.limits,
-            permissions=self.permissions,
-            allow_unenforced=self.allow_unenforced,
-        )
+        changed = copy(self)
+        changed._given = merge_given(earlier, options)
+        changed._calling = {**self._calling, **calling}
+        changed._id = job_id or self._id
+        changed._resolved = None
+        if not checks_arguments:
+            changed.arguments = None
         envelope.check(changed._given)
         return changed
 
@@ -219,7 +211,7 @@ class JobType(Generic[P, R]):
         return await asend(self._storage(), self._many(calls), self.options.enqueue_on_commit)
 
     def enqueue_and_wait(self, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
-        """Enqueue one job, wait for it, and return its result: see `djqueue.client.waiting`.
+        """Enqueue one job, wait for it, and return its result: see `djqueue.client.results`.
 
         Args:
             wait: Maximum seconds to wait, or a timedelta; 30 seconds by default. If the function has a
@@ -228,13 +220,13 @@ class JobType(Generic[P, R]):
         """
         wait, _ = self._waiting(wait, UNSET, kwargs)
         on_commit = self.options.enqueue_on_commit
-        return waiting.enqueue_and_wait(self._storage(), self._one(args, kwargs), wait, on_commit)
+        return results.enqueue_and_wait(self._storage(), self._one(args, kwargs), wait, on_commit)
 
     async def aenqueue_and_wait(self, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
         """Async version of `enqueue_and_wait`."""
         wait, _ = self._waiting(wait, UNSET, kwargs)
         on_commit = self.options.enqueue_on_commit
-        return await waiting.aenqueue_and_wait(self._storage(), self._one(args, kwargs), wait, on_commit)
+        return await results.aenqueue_and_wait(self._storage(), self._one(args, kwargs), wait, on_commit)
 
     def enqueue_and_stream(
         self, *args: Any, wait: Wait = UNSET, on_restart: str = UNSET, **kwargs: Any
@@ -244,16 +236,16 @@ class JobType(Generic[P, R]):
         The job is enqueued when the first item is requested. `wait` and `on_restart` are distinguished from
         parameters of the function as in `enqueue_and_wait`.
         """
-        waiting = self._waiting(wait, on_restart, kwargs)
-        streaming = Streaming(self._storage(), *waiting, self.options.enqueue_on_commit)
+        wait, on_restart = self._waiting(wait, on_restart, kwargs)
+        streaming = Streaming(self._storage(), wait, on_restart, self.options.enqueue_on_commit)
         return streaming.enqueue(self._one(args, kwargs))
 
     def aenqueue_and_stream(
         self, *args: Any, wait: Wait = UNSET, on_restart: str = UNSET, **kwargs: Any
     ) -> AsyncIterator[Any]:
         """Async version of `enqueue_and_stream`: `async for item in job.aenqueue_and_stream(…)`."""
-        waiting = self._waiting(wait, on_restart, kwargs)
-        streaming = Streaming(self._storage(), *waiting, self.options.enqueue_on_commit)
+        wait, on_restart = self._waiting(wait, on_restart, kwargs)
+        streaming = Streaming(self._storage(), wait, on_restart, self.options.enqueue_on_commit)
         return streaming.aenqueue(self._one(args, kwargs))
 
     def stream(
@@ -303,7 +295,8 @@ class JobType(Generic[P, R]):
     def _one(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Batch:
         if self.arguments is not None:
             self.arguments.check(self.name, args, kwargs)
-        return self._batch([_value(args, kwargs)])
+        ids = None if self._id is None else [self._id]
+        return envelope.batch(self.options, self.name, [_value(args, kwargs)], ids)
 
     def _many(self, calls: Iterable[Call]) -> Iterable[Batch]:
         if not isinstance(calls, Iterable):
@@ -325,70 +318,37 @@ class JobType(Generic[P, R]):
             yield batch
             first += len(chunk)
 
-    def _batch(self, values: list[dict[str, Any]]) -> Batch:
-        ids = [self._id] * len(values) if self._id is not None else None
-        return envelope.batch(self.options, self.name, values, ids)
-
     def _waiting(self, wait: Any, on_restart: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Separate the caller's `wait` and `on_restart` from the function's, which are put into kwargs."""
-        chosen = []
-        for name, given in (("wait", wait), ("on_restart", on_restart)):
-            mine = self._calling.get(name, CALLING[name])
-            if given is not UNSET:
-                if self.arguments is not None and self._accepts(name, given):
-                    kwargs[name] = given
+        options = []
+        for name, value in (("wait", wait), ("on_restart", on_restart)):
+            option = self._calling.get(name, CALLING[name])
+            if value is not UNSET:
+                if self._accepts(name, value):
+                    kwargs[name] = value
                 else:
-                    mine = given
-            chosen.append(mine)
-        return chosen[0], chosen[1]
+                    option = value
+            options.append(option)
+        return options[0], options[1]
 
-    def _accepts(self, name: str, given: Any) -> bool:
+    def _accepts(self, name: str, value: Any) -> bool:
         """Return whether an argument of the waiting calls belongs to the function."""
-        assert self.arguments is not None
+        if self.arguments is None:
+            return False
         is_own = self.arguments.has_parameter(name)
         if name in self._calling:
             return is_own or self.arguments.takes_any_name
         if is_own:
             raise ArgumentsError(
-                f"{self.name}{self.arguments.signature}: {name}={given!r} is ambiguous: both the function "
+                f"{self.name}{self.arguments.signature}: {name}={value!r} is ambiguous: both the function "
                 "and enqueue() have a parameter of this name. Pass the job option with "
                 f"using({name}=...); then {name}= in the call is the function's argument."
             )
         return False
 
 
-ONLY_JOB = frozenset({"name", "cron", "every", "executor", "limits", "permissions", "allow_unenforced"})
-"""Options of `@job` that `using` does not have."""
-OF_JOB = ONLY_JOB | {"batch", "check_arguments", "redact"} | PARSERS.keys() | words.PARSERS.keys()
-"""All options of `@job`."""
-CALLING: dict[str, Any] = {"wait": DEFAULT_WAIT, "on_restart": "raise"}
-"""Arguments of the calls that wait, in addition to the function's, with their defaults."""
-
-
-def _check_names(given: Mapping[str, Any]) -> None:
-    """Raise OptionError, with the name that is meant, for an option that `@job` does not have."""
-    for name in given:
-        if name in OF_JOB:
-            continue
-        if name in LIMITS:
-            hint = f"; use limits={{{name!r}: ...}}"
-        elif name in PERMISSIONS:
-            hint = f"; use permissions=Permissions({name}=...)"
-        elif name in FOREIGN_TIMES:
-            hint = f"; did you mean {FOREIGN_TIMES[name]!r}?"
-        else:
-            hint = nearest_option(name, OF_JOB)
-        raise OptionError(f"unknown option {name!r}{hint}")
-
-
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise OptionError(f"{name}: expected True or False, got {value!r}")
-    return value
-
-
-def _value(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {"args": list(args), "kwargs": dict(kwargs)}
+registry = cast("Registry[JobType[..., Any]]", declarations.registry)
+"""The job types of this process: `@job` has made every one of them."""
 
 
 @overload
@@ -444,28 +404,10 @@ def job(
         _check_names(given)
         checked = _flag("check_arguments", given.pop("check_arguments", True))
         when = split_options(given)
-        executor = parse_executor(given.pop("executor")) if "executor" in given else None
-        limits = parse_limits(given.pop("limits")) if "limits" in given else NO_LIMITS
-        permissions = parse_permissions(given.pop("permissions", None))
-        unenforced = parse_unenforced(given.pop("allow_unenforced", ()))
-        if unenforced and permissions is None:
-            raise OptionError("allow_unenforced: requires permissions")
-        if permissions is not None:
-            if executor == INLINE:
-                raise OptionError("permissions: inline jobs have those of the worker; use 'isolated'")
-            executor = executor or ISOLATED
+        execution = _parse_execution(given)
         backoff = given.pop("backoff") if callable(given.get("backoff")) else None
         batch = parse_batch(given.pop("batch")) if "batch" in given else None
-        if batch is not None and is_generator(function):
-            raise OptionError(
-                "batch: a generator function cannot process batches, because its items belong to one job"
-            )
-        if batch is not None and executor not in (None, INLINE):
-            raise OptionError(f"executor: a function of batches runs inline only, not {executor}")
-        if limits and (executor == INLINE or batch is not None):
-            if batch is not None:
-                raise OptionError("limits: a function of batches runs in the worker, which has no limits")
-            raise OptionError("limits: inline jobs run in the worker, which has no limits; use 'isolated'")
+        _check_execution(function, batch, **execution)
         if redact is not None and not callable(redact):
             raise OptionError(f"redact: expected a function, got {redact!r}")
         check_importable(function, name)
@@ -473,9 +415,15 @@ def job(
         label = check_text("name", path)
         arguments = read_arguments(function) if checked and batch is None else None
         job_type = JobType(
-            function, label, given, backoff, batch=batch, redact=redact, arguments=arguments,
-            executor=executor, limits=limits, permissions=permissions, allow_unenforced=unenforced,
-        )  # fmt: skip
+            function,
+            label,
+            given,
+            backoff=backoff,
+            batch=batch,
+            redact=redact,
+            arguments=arguments,
+            **execution,
+        )
         envelope.check(given)
         schedule = declared.check(label, label, when) if when else None
         if schedule is not None and arguments is not None:
@@ -488,4 +436,69 @@ def job(
     return decorate if function is None else decorate(function)
 
 
-__all__ = ["JobType", "Registry", "Storage", "job", "registry"]
+def _check_names(given: Mapping[str, Any]) -> None:
+    """Raise OptionError, with the name that is meant, for an option that `@job` does not have."""
+    for name in given:
+        if name in OF_JOB:
+            continue
+        if name in LIMITS:
+            hint = f"; use limits={{{name!r}: ...}}"
+        elif name in PERMISSIONS:
+            hint = f"; use permissions=Permissions({name}=...)"
+        elif name in FOREIGN_TIMES:
+            hint = f"; did you mean {FOREIGN_TIMES[name]!r}?"
+        else:
+            hint = nearest_option(name, OF_JOB)
+        raise OptionError(f"unknown option {name!r}{hint}")
+
+
+def _parse_execution(options: dict[str, Any]) -> dict[str, Any]:
+    """Remove the options that say where jobs run, and return them, checked. Raises OptionError."""
+    executor = parse_executor(options.pop("executor")) if "executor" in options else None
+    limits = parse_limits(options.pop("limits")) if "limits" in options else NO_LIMITS
+    permissions = parse_permissions(options.pop("permissions", None))
+    unenforced = parse_unenforced(options.pop("allow_unenforced", ()))
+    if unenforced and permissions is None:
+        raise OptionError("allow_unenforced: requires permissions")
+    if permissions is not None:
+        if executor == INLINE:
+            raise OptionError("permissions: inline jobs have those of the worker; use 'isolated'")
+        executor = executor or ISOLATED
+    return {
+        "executor": executor,
+        "limits": limits,
+        "permissions": permissions,
+        "allow_unenforced": unenforced,
+    }
+
+
+def _check_execution(
+    function: Callable[..., Any],
+    batch: BatchRule | None,
+    *,
+    executor: str | None,
+    limits: Mapping[str, Any],
+    **_: object,
+) -> None:
+    """Raise OptionError for batches and limits that the executor does not have."""
+    if batch is not None:
+        if is_generator(function):
+            raise OptionError(
+                "batch: a generator function cannot process batches, because its items belong to one job"
+            )
+        if executor not in (None, INLINE):
+            raise OptionError(f"executor: a function of batches runs inline only, not {executor}")
+        if limits:
+            raise OptionError("limits: a function of batches runs in the worker, which has no limits")
+    elif limits and executor == INLINE:
+        raise OptionError("limits: inline jobs run in the worker, which has no limits; use 'isolated'")
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}: expected True or False, got {value!r}")
+    return value
+
+
+def _value(args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {"args": list(args), "kwargs": dict(kwargs)}

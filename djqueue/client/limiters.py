@@ -9,6 +9,7 @@ from djqueue.core.overview import LimiterState
 from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 
+from .steps import asynchronous
 from .storages import get_storage
 
 UNCHANGED: Any = object()
@@ -17,16 +18,21 @@ UNCHANGED: Any = object()
 
 def read_limits(call: str, rate: Any, concurrency: Any) -> dict[str, Any]:
     """Return the limits that were given, checked. Raises OptionError, ConfigurationError."""
-    given: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     if rate is not UNCHANGED:
-        given["rate"] = None if rate is None else parse_rate(rate)
+        limits["rate"] = None if rate is None else parse_rate(rate)
     if concurrency is not UNCHANGED:
-        if concurrency is not None and (type(concurrency) is not int or not 1 <= concurrency <= MAX_INTEGER):
-            raise OptionError(f"concurrency: must be a positive whole number; got {concurrency!r}")
-        given["concurrency"] = concurrency
-    if not given:
+        limits["concurrency"] = check_count("concurrency", concurrency)
+    if not limits:
         raise OptionError(f"{call}: expected rate, concurrency or both; None removes a limit")
-    return given
+    return limits
+
+
+def check_count(name: str, value: Any) -> int | None:
+    """Return a limit of a number, checked; None for no limit. Raises OptionError."""
+    if value is None or (type(value) is int and 1 <= value <= MAX_INTEGER):
+        return value
+    raise OptionError(f"{name}: must be a positive whole number; got {value!r}")
 
 
 class Limiter:
@@ -60,14 +66,10 @@ class Limiter:
         """
         self.storage.limiters.set(self.name, **read_limits("set", rate, concurrency))
 
-    async def aset(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
-        """Async version of `set`."""
-        await self.storage.acall(self.set, rate=rate, concurrency=concurrency)
+    aset = asynchronous(set)  # noqa: A003 - the method above is meant
 
     def state(self) -> LimiterState:
         """Return the limits, and how much of them is in use and free."""
         return self.storage.limiters.state(self.name)
 
-    async def astate(self) -> LimiterState:
-        """Async version of `state`."""
-        return await self.storage.acall(self.state)
+    astate = asynchronous(state)

@@ -1,36 +1,78 @@
 """`Queue`: the low-level API, for producers and consumers that share no code."""
 
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
-from datetime import timedelta
-from itertools import zip_longest
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, Never
 
-from djqueue.conf import Settings, get_settings
+from djqueue.conf import Settings, get_settings, parse_rate
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import OptionError, SerializationError
-from djqueue.core.job import Batch, EnqueueResult
-from djqueue.core.options import EnqueueOptions, merge_given
-from djqueue.storage.base import Storage
+from djqueue.core.job import Batch, CancelResult, DeadLetterRecord, EnqueueResult, Event
+from djqueue.core.options import PARSERS, EnqueueOptions, check_text, merge_given
+from djqueue.core.policies import GroupLimit, GroupWords
+from djqueue.core.states import PENDING, State
+from djqueue.core.suggest import nearest
+from djqueue.core.units import instant, milliseconds
+from djqueue.storage.base import Storage, Unsubscribe
 
-from . import envelope, waiting
-from .chunking import checked_first, chunks
-from .entries import check_arguments, check_name, check_payloads, refuse_function
+from . import envelope, results
+from .arguments import check_id, check_ids, check_name, check_payloads, refuse_function
+from .deadletters import (
+    FILTERS,
+    DeadLetterCounts,
+    DeadLetterFilter,
+    MovedDead,
+    RetriedDead,
+    count_letters,
+    letters,
+    move_letters,
+    read_filter,
+    read_limit,
+    retry_letters,
+)
+from .declarations import registry
 from .flows import Node
-from .foreign import explain_queue_attribute
-from .jobs import DEFAULT_WAIT
-from .oncommit import asend, asend_one, send, send_one
-from .queuecontrols import QueueActions
-from .queuedead import DeadLetterActions
-from .queuejobs import JobActions
-from .results import of_storage
+from .hints import explain_queue_attribute
+from .info import JobInfo, JobStatus, outcome
+from .limiters import UNCHANGED, check_count, read_limits
+from .results import DEFAULT_WAIT
+from .sending import asend, asend_one, checked_first, chunks, send, send_one
+from .steps import asynchronous
+from .storages import get_storage
 from .streaming import Streaming, Wait
-from .transactions import When
+from .transactions import When, of_storage
+
+EVENTS = (
+    "queued",
+    "active",
+    "progress",
+    "item",
+    "failing",
+    "released",
+    "stalled",
+    "completed",
+    "failed",
+    "cancelled",
+    "cancel_requested",
+    "promoted",
+    "delayed",
+    "unblocked",
+    "retried",
+    "removed",
+)
+"""The events of `Queue.on`."""
+AHEAD = 86_400_000
+"""A day, in milliseconds: a margin for a storage whose clock is ahead of this one."""
+MISSING: Any = object()
 
 
-class Queue(JobActions, DeadLetterActions, QueueActions):
+class Queue:
     """A queue of a storage (by default the configured one), with default options for its jobs."""
 
     def __init__(self, name: str, *, storage: Storage | None = None, **defaults: Any) -> None:
-        super().__init__(name, storage)
+        self.name = check_text("queue", name)
+        self._storage = storage
         self._defaults = defaults
         self._check_queue(defaults)
         self._resolved: tuple[Settings, EnqueueOptions] | None = None
@@ -38,6 +80,11 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
 
     def __repr__(self) -> str:
         return f"<Queue {self.name}>"
+
+    @property
+    def storage(self) -> Storage:
+        """The storage of its jobs."""
+        return self._storage if self._storage is not None else get_storage()
 
     if not TYPE_CHECKING:
 
@@ -117,9 +164,9 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
         name: str | None = None,
         **options: Any,
     ) -> Any:
-        """Enqueue one job, wait for it, and return its result: see `djqueue.client.waiting`."""
+        """Enqueue one job, wait for it, and return its result: see `djqueue.client.results`."""
         batch, on_commit = self._single(payload, id, name, options, more)
-        return waiting.enqueue_and_wait(self.storage, batch, wait, on_commit)
+        return results.enqueue_and_wait(self.storage, batch, wait, on_commit)
 
     async def aenqueue_and_wait(
         self,
@@ -132,7 +179,7 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
     ) -> Any:
         """Async version of `enqueue_and_wait`."""
         batch, on_commit = self._single(payload, id, name, options, more)
-        return await waiting.aenqueue_and_wait(self.storage, batch, wait, on_commit)
+        return await results.aenqueue_and_wait(self.storage, batch, wait, on_commit)
 
     def enqueue_and_stream(
         self,
@@ -182,6 +229,366 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
         batch_options = self._options(options)
         return Node(batch_options, self._label(name, [payload]), payload, id, lambda: self.storage)
 
+    # Single jobs.
+
+    def get_job(self, id: str) -> JobInfo | None:
+        """Return the job as it is now; None if no job has this id."""
+        record = self.storage.reads.jobs(self.name, [check_id(id)])[0]
+        return None if record is None else JobInfo(record)
+
+    aget_job = asynchronous(get_job)
+
+    def get_status(self, id: str) -> JobStatus | None:
+        """Return the job's status; None if no job has this id."""
+        info = self.get_job(id)
+        return None if info is None else info.status()
+
+    aget_status = asynchronous(get_status)
+
+    def get_states(self, ids: Iterable[str]) -> dict[str, State | None]:
+        """Return the states of many jobs, by id, in one call."""
+        wanted = check_ids(ids)
+        return dict(zip(wanted, self.storage.reads.states(self.name, wanted), strict=True))
+
+    aget_states = asynchronous(get_states)
+
+    def get_result(self, id: str) -> Any:
+        """Return the job's result; None if it has not ended.
+
+        Raises JobNotFoundError, JobFailedError, JobCancelledError.
+        """
+        record = self.storage.reads.jobs(self.name, [check_id(id)])[0]
+        if record is not None and record.state in (*PENDING, State.ACTIVE):
+            return None
+        return outcome(record, id)
+
+    aget_result = asynchronous(get_result)
+
+    def cancel(self, id: str) -> CancelResult:
+        """Cancel a job: a pending job never starts, and an active job is asked to stop."""
+        return self.storage.jobs.cancel(self.name, [check_id(id)])[0]
+
+    acancel = asynchronous(cancel)
+
+    def promote(self, id: str) -> bool:
+        """Run a delayed job now; return False if it is not delayed."""
+        return self.storage.jobs.promote(self.name, [check_id(id)])[0]
+
+    apromote = asynchronous(promote)
+
+    def reschedule(
+        self, id: str, *, delay: float | timedelta | None = None, run_at: datetime | None = None
+    ) -> bool:
+        """Change the start time of a job; return False if it has started or does not exist."""
+        if (delay is None) == (run_at is None):
+            raise OptionError("reschedule: expected either delay or run_at")
+        if run_at is not None:
+            at = instant("run_at", run_at)
+        else:
+            at = SYSTEM_CLOCK.now() + milliseconds("delay", delay)
+        return self.storage.jobs.reschedule(self.name, [check_id(id)], at)[0]
+
+    areschedule = asynchronous(reschedule)
+
+    def move(self, ids: str | Iterable[str], to: str) -> dict[str, str]:
+        """Move pending jobs and dead letters, with all their data, to another queue.
+
+        Returns the outcome of each id: moved | not_found | active | ended | duplicate (the other queue has a
+        job with this id) | unique_key_taken (a live job there has its unique key) | group_needed (the other
+        queue requires a group, and the job has none).
+
+        Raises OptionError, UnknownQueueError.
+        """
+        self._check_target(to)
+        wanted = dict.fromkeys(check_ids(ids))
+        answers: dict[str, str] = {}
+        for chunk in chunks(check_text("ids", id) for id in wanted):
+            answers.update(zip(chunk, self.storage.jobs.move(self.name, chunk, to), strict=True))
+        return answers
+
+    amove = asynchronous(move)
+
+    def update(self, id: str, *, payload: Any = UNCHANGED, priority: int | None = None) -> bool:
+        """Replace the payload or the priority, or both, of a job that has not started.
+
+        Returns False if the job is active, has ended or does not exist. A waiting job is put behind the jobs
+        that have its new priority. The payload of a `@job` function is `{"args": [...], "kwargs": {...}}`.
+
+        Raises OptionError, SerializationError.
+        """
+        new_priority = self._checked_priority(payload, priority)
+        if payload is UNCHANGED:
+            return self.storage.jobs.update(self.name, [check_id(id)], new_priority)[0]
+        # The payload keeps its content type, which the worker expects.
+        record = self.storage.reads.jobs(self.name, [check_id(id)])[0]
+        if record is None:
+            return False
+        encoded = envelope.encoder(record.options.content_type, get_settings())(payload)
+        envelope.check_size(record.options, record.name, [encoded])
+        return self.storage.jobs.update(self.name, [id], new_priority, encoded)[0]
+
+    aupdate = asynchronous(update)
+
+    def retry(self, id: str) -> bool:
+        """Retry a dead letter; return False if it is none, its key is taken or a dependency is gone.
+
+        A job that failed because a dependency did is blocked again until its dependencies complete.
+        """
+        return self.storage.jobs.retry(self.name, [check_id(id)])[0] in ("retried", "blocked_again")
+
+    aretry = asynchronous(retry)
+
+    def remove(self, id: str) -> bool:
+        """Remove a job with all its data; return False if it is active or does not exist."""
+        return self.storage.jobs.remove(self.name, [check_id(id)])[0]
+
+    aremove = asynchronous(remove)
+
+    # Dead letters.
+
+    def dead_letters(self, /, *, limit: int | None = None, **filters: Any) -> list[DeadLetterRecord]:
+        """Return the queue's dead letters, oldest first.
+
+        Args:
+            filters: `reason`, `name` (of the job), `error_type`, `fingerprint`, `older_than`, `newer_than`.
+
+        Raises OptionError.
+        """
+        return list(islice(self._letters(filters), read_limit(limit)))
+
+    adead_letters = asynchronous(dead_letters)
+
+    def count_dead(self, /, **filters: Any) -> DeadLetterCounts:
+        """Count the dead letters by reason, job name, error type and fingerprint of the error."""
+        return count_letters(self.storage, self.name, self._letter_filter(filters))
+
+    acount_dead = asynchronous(count_dead)
+
+    def retry_dead(
+        self,
+        /,
+        ids: Iterable[str] | None = None,
+        *,
+        limit: int | None = None,
+        dry_run: bool = False,
+        progress: Callable[[RetriedDead], object] | None = None,
+        **filters: Any,
+    ) -> RetriedDead:
+        """Retry dead letters, oldest first: those with these ids, those that match the filters, or all.
+
+        A dead letter is not retried while a live job has its unique key.
+
+        Args:
+            limit: The maximum number of dead letters to try.
+            dry_run: Only count the outcomes.
+            progress: Called with the counts so far after every few hundred dead letters.
+
+        Raises OptionError.
+        """
+        maximum = read_limit(limit)
+        if ids is not None and filters:
+            raise OptionError("retry_dead: ids and filters can't be combined: remove one of them")
+        if ids is None:
+            ids = (letter.id for letter in self._letters(filters))
+        else:
+            ids = [check_text("ids", id) for id in check_ids(ids)]
+        return retry_letters(self.storage, self.name, ids, maximum, dry_run=dry_run, progress=progress)
+
+    aretry_dead = asynchronous(retry_dead)
+
+    def move_dead(
+        self,
+        /,
+        to: str,
+        *,
+        limit: int | None = None,
+        dry_run: bool = False,
+        progress: Callable[[MovedDead], object] | None = None,
+        **filters: Any,
+    ) -> MovedDead:
+        """Move dead letters, with their jobs, to another queue, oldest first: all that match the filters.
+
+        Args:
+            limit: The maximum number of dead letters to try.
+            dry_run: Only count the outcomes.
+            progress: Called with the counts so far after every few hundred dead letters.
+
+        Raises OptionError, UnknownQueueError.
+        """
+        self._check_target(to)
+        maximum = read_limit(limit)
+        ids = (letter.id for letter in self._letters(filters))
+        return move_letters(self.storage, self.name, to, ids, maximum, dry_run=dry_run, progress=progress)
+
+    amove_dead = asynchronous(move_dead)
+
+    # The queue as a whole.
+
+    def counts(self) -> dict[str, int]:
+        """Count the jobs in each state."""
+        return {str(state): count for state, count in self.storage.reads.counts(self.name).items()}
+
+    acounts = asynchronous(counts)
+
+    def pause(self) -> None:
+        """Pause the queue: no job starts until `resume`, and active jobs continue."""
+        self.storage.queues.pause(self.name)
+
+    apause = asynchronous(pause)
+
+    def resume(self) -> None:
+        """Resume the queue."""
+        self.storage.queues.resume(self.name)
+
+    aresume = asynchronous(resume)
+
+    def is_paused(self) -> bool:
+        """Return whether the queue is paused."""
+        return self.storage.queues.is_paused(self.name)
+
+    ais_paused = asynchronous(is_paused)
+
+    def set_limits(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
+        """Set the queue's limits for all workers, immediately; None removes a limit.
+
+        Args:
+            rate: Starts per period: `"100/s"`, or (count, seconds).
+            concurrency: Maximum number of active jobs.
+
+        Raises:
+            OptionError: A limit is invalid, or none is given.
+        """
+        self.storage.queues.set_limits(self.name, **read_limits("set_limits", rate, concurrency))
+
+    aset_limits = asynchronous(set_limits)
+
+    def set_group_limit(
+        self,
+        group: str | None,
+        concurrency: Any = UNCHANGED,
+        *,
+        rate: Any = UNCHANGED,
+        weight: Any = UNCHANGED,
+    ) -> None:
+        """Set the limits of a group, or the default for groups without their own limit (group None).
+
+        Limits that are not given are unchanged; None removes a limit.
+
+        Args:
+            concurrency: Maximum number of active jobs.
+            rate: Starts per period: `"10/s"`, or (count, seconds).
+            weight: Jobs started for each job of a group with weight 1; not for the default.
+
+        Raises OptionError.
+        """
+        if group is not None:
+            check_text("group", group)
+        limits: GroupWords = {}
+        if concurrency is not UNCHANGED:
+            limits["concurrency"] = check_count("concurrency", concurrency)
+        if rate is not UNCHANGED:
+            limits["rate"] = None if rate is None else parse_rate(rate)
+            if limits["rate"] is not None:
+                check_count("rate", limits["rate"].capacity)
+        if weight is not UNCHANGED:
+            if group is None:
+                raise OptionError(
+                    "weight: requires a group; the default for groups without their own limit has no weight"
+                )
+            limits["weight"] = check_count("weight", weight)
+        if not limits:
+            raise OptionError("set_group_limit: expected concurrency, rate or weight")
+        self.storage.queues.set_group_limit(self.name, group, **limits)
+
+    aset_group_limit = asynchronous(set_group_limit)
+
+    def pause_group(self, group: str) -> None:
+        """Pause a group: none of its jobs starts until `resume_group`, and active jobs continue."""
+        self.storage.queues.pause_group(self.name, check_text("group", group))
+
+    apause_group = asynchronous(pause_group)
+
+    def resume_group(self, group: str) -> None:
+        """Resume a group."""
+        self.storage.queues.resume_group(self.name, check_text("group", group))
+
+    aresume_group = asynchronous(resume_group)
+
+    def group_limits(self) -> dict[str | None, GroupLimit]:
+        """Return the `concurrency`, `paused`, `rate` and `weight` set for each group.
+
+        Under None is the default for groups without their own limit.
+        """
+        return self.storage.queues.group_limits(self.name)
+
+    agroup_limits = asynchronous(group_limits)
+
+    def drain(self, *, delayed: bool = True) -> int:
+        """Remove every job that has not started, and return how many were removed.
+
+        Args:
+            delayed: Also remove delayed and blocked jobs.
+        """
+        states = PENDING if delayed else frozenset({State.WAITING})
+        return self.storage.queues.clean(self.name, states, SYSTEM_CLOCK.now() + AHEAD)
+
+    adrain = asynchronous(drain)
+
+    def clean(
+        self,
+        older_than: float | timedelta = 0,
+        states: Iterable[str] = ("completed", "failed", "cancelled"),
+        limit: int | None = None,
+    ) -> int:
+        """Remove jobs in some states by age, and return how many were removed.
+
+        Args:
+            older_than: Seconds since they ended, or were enqueued if they are pending.
+            limit: The maximum number of jobs to remove.
+        """
+        maximum = read_limit(limit)
+        wanted = []
+        for name in states:
+            if name not in {str(state) for state in State} or name == State.ACTIVE:
+                hint = nearest(name, map(str, State))
+                raise OptionError(f"states: jobs in state {name!r} cannot be cleaned{hint}")
+            wanted.append(State(name))
+        age = milliseconds("older_than", older_than)
+        # The storage's clock may be ahead of this one, and jobs that have just ended count as ended.
+        before = SYSTEM_CLOCK.now() - age + 1 if age else SYSTEM_CLOCK.now() + AHEAD
+        return self.storage.queues.clean(self.name, frozenset(wanted), before, maximum)
+
+    aclean = asynchronous(clean)
+
+    def obliterate(self, *, force: bool = False) -> int:
+        """Remove the queue with all its jobs, and return how many were removed.
+
+        Raises StorageError if jobs are active, unless forced.
+        """
+        return self.storage.queues.obliterate(self.name, force=force)
+
+    aobliterate = asynchronous(obliterate)
+
+    def on(self, event: str, handler: Callable[[Event], None]) -> Unsubscribe:
+        """Call `handler`, from any thread, for each event of this kind in the queue; `*` means every kind.
+
+        Returns a function that ends the subscription.
+        """
+        if event != "*" and event not in EVENTS:
+            raise OptionError(f"event: unknown event {event!r}{nearest(str(event), EVENTS)}")
+        if not callable(handler):
+            raise OptionError(f"handler: expected a function that takes an event, got {handler!r}")
+
+        def filtered(job_event: Event) -> None:
+            if event in ("*", job_event.event):
+                handler(job_event)
+
+        return self.storage.events.subscribe(self.name, filtered)
+
+    aon = asynchronous(on)
+
+    # Options and batches.
+
     def _options(self, options: Mapping[str, Any]) -> EnqueueOptions:
         self._check_queue(options)
         if options:
@@ -203,7 +610,7 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
     def _label(self, name: str | None, payloads: Sequence[Any]) -> str:
         if name is None:
             return self.name
-        check_arguments(check_name(self.name, name), payloads)
+        registry.check_arguments(check_name(self.name, name), payloads)
         return name
 
     def _single(
@@ -256,6 +663,31 @@ class Queue(JobActions, DeadLetterActions, QueueActions):
             refuse_function(self.name, payloads)
             raise
 
+    # Checks of arguments.
+
+    def _check_target(self, to: str) -> None:
+        envelope.check_queue(check_text("to", to), get_settings())
+        if to == self.name:
+            raise OptionError(f"to: the jobs are already in queue {to!r}; pass a different queue")
+
+    @staticmethod
+    def _checked_priority(payload: Any, priority: int | None) -> int | None:
+        if priority is not None:
+            return int(PARSERS["priority"]("priority", priority))
+        if payload is UNCHANGED:
+            raise OptionError("update: expected payload, priority or both")
+        return None
+
+    def _letters(self, filters: Mapping[str, Any]) -> Iterator[DeadLetterRecord]:
+        return letters(self.storage, self.name, self._letter_filter(filters))
+
+    @staticmethod
+    def _letter_filter(filters: Mapping[str, Any]) -> DeadLetterFilter:
+        for name in filters:
+            if name not in FILTERS:
+                raise OptionError(f"unknown filter {name!r}{nearest(name, FILTERS)}")
+        return read_filter(**filters)
+
 
 def _paired(payloads: Iterable[Any], ids: Iterable[str]) -> Iterator[tuple[Any, str]]:
     for payload, job_id in zip_longest(payloads, ids, fillvalue=MISSING):
@@ -265,6 +697,3 @@ def _paired(payloads: Iterable[Any], ids: Iterable[str]) -> Iterator[tuple[Any, 
                 "payloads"
             )
         yield payload, job_id
-
-
-MISSING: Any = object()

@@ -1,92 +1,324 @@
-"""Implement `EnqueueResult.wait`, `refresh` and `job`."""
+"""Wait for results of jobs, and read them: `enqueue_and_wait`, and what `EnqueueResult` calls.
 
-from collections.abc import Sequence
+A caller subscribes before the enqueue, so that no event is missed. The error for one that waited too long
+has the job's state, the reason why it has not finished, and the remedy.
+"""
+
+import logging
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from threading import Event as ThreadEvent
 from typing import Any
 
-from asgiref.sync import sync_to_async
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.deadlines import within
+from djqueue.core.errors import DjqueueError, JobNotFoundError, JobTimeoutError, StorageUnavailableError
+from djqueue.core.explain import MAX_BEFORE, Explanation
+from djqueue.core.job import Batch, EnqueueResult, Event, JobRecord, ResultReader, install_result_reader
+from djqueue.core.states import PENDING, TERMINAL, State
+from djqueue.core.units import milliseconds, to_datetime
+from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 
-from djqueue.core.errors import JobNotFoundError
-from djqueue.core.job import EnqueueResult, JobRecord, ResultReader, install_result_reader
-from djqueue.core.states import State
-from djqueue.storage.base import Storage
-
-from . import waiting
-from .info import JobInfo
+from .envelope import with_ids
+from .info import JobInfo, outcome
+from .sending import aenqueue, enqueue
+from .steps import LoopSignal, Signal, Step, Steps, arun, in_thread, run
 from .storages import get_storage
-from .transactions import refuse_uncommitted
+from .transactions import (
+    DeferredResult,
+    StoredResult,
+    When,
+    acheck_waiting,
+    aenqueued,
+    ais_uncommitted,
+    check_waiting,
+    enqueued,
+    is_uncommitted,
+    refuse_uncommitted,
+    stored_result,
+)
+
+logger = logging.getLogger("djqueue.client")
+
+DEFAULT_WAIT = 30.0
+"""Default time limit of `enqueue_and_wait`, in seconds."""
+CHECK_EVERY = 2.0
+"""Seconds between reads of the job, in case an event was lost with a connection."""
+RETRY = 0.25
+"""Seconds between reads while the storage is unavailable."""
+SUBSCRIPTION_TIMEOUT = 1.0
+"""Seconds to wait for a subscription before the job is enqueued without one."""
+UNSUBSCRIBED = 0.5
+"""Seconds between reads of a job whose events could not be subscribed to."""
+LAST_LOOK = 0.25
+"""Seconds that the last read of the job may take after the deadline."""
+ENDINGS = frozenset({"completed", "failed", "cancelled", "removed"})
+EXPLAIN_TIMEOUT = 0.25
+"""Maximum seconds of the search for why a job has not finished."""
+NO_ANSWER = "The storage did not return the job's state."
 
 
-class StoredResult(EnqueueResult):
-    """A result of a storage other than the configured one."""
-
-    storage: Storage
-
-    def __reduce__(self) -> Any:
-        return EnqueueResult, tuple(self)
-
-
-class DeferredResult(StoredResult):
-    """A result of a job that is enqueued when a transaction commits: see `client.oncommit`."""
-
-    alias: str
-    """The database of the transaction."""
-    answer: EnqueueResult | None
-    """The storage's answer; None until the job was enqueued."""
-
-    @classmethod
-    def of(cls, job_id: str, queue: str, storage: Storage, alias: str) -> "DeferredResult":
-        """Return the result of a job that is not enqueued yet."""
-        result = cls(job_id, "deferred", queue)
-        result.storage, result.alias, result.answer = storage, alias, None
-        return result
-
-    @property
-    def is_uncommitted(self) -> bool:
-        """Whether the job waits for a transaction of the caller that is still open."""
-        from djqueue.storage.commits import has_uncommitted
-
-        return self.answer is None and has_uncommitted(self.alias, self.queue, self.id)
-
-
-def enqueued(result: EnqueueResult) -> EnqueueResult:
-    """Return the storage's answer for a deferred result, and other results as they are.
+def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta, on_commit: When = False) -> Any:
+    """Enqueue one job, wait for it, and return its result. A duplicate waits for the existing job.
 
     Raises:
-        WaitInTransactionError: The transaction is still open.
-        JobNotFoundError: The job was not enqueued.
+        JobFailedError, MaxRetriesError, JobCancelledError: The job ended without a result.
+        JobTimeoutError: The job did not end within `wait` seconds; it continues.
+        WaitInTransactionError: The job would start only after the caller's transaction has committed.
     """
-    if not isinstance(result, DeferredResult):
-        return result
-    if result.answer is None:
-        refuse_uncommitted(result.queue, result.id, result.alias if result.is_uncommitted else None)
-        raise JobNotFoundError(
-            f"job {result.id!r} was to be enqueued in queue {result.queue!r} at the commit of a transaction "
-            f"of database {result.alias!r}, and was not: the transaction was rolled back or is open in "
-            "another thread, or enqueueing failed after the commit",
-            job_id=result.id,
-        )
-    return result.answer
+    deadline = _deadline(wait)
+    with within(_left(deadline) + LAST_LOOK):
+        return run(_enqueue_and_wait(storage, batch, wait, on_commit, deadline, ThreadEvent()))
 
 
-async def aenqueued(result: EnqueueResult) -> EnqueueResult:
-    """Async version of `enqueued`."""
-    return await sync_to_async(enqueued)(result) if isinstance(result, DeferredResult) else result
+async def aenqueue_and_wait(
+    storage: Storage, batch: Batch, wait: float | timedelta, on_commit: When = False
+) -> Any:
+    """Async version of `enqueue_and_wait`."""
+    deadline = _deadline(wait)
+    with within(_left(deadline) + LAST_LOOK):
+        return await arun(_enqueue_and_wait(storage, batch, wait, on_commit, deadline, LoopSignal()))
 
 
-def _is_uncommitted(result: EnqueueResult) -> bool:
-    return isinstance(result, DeferredResult) and result.is_uncommitted
+def wait_for(storage: Storage, result: EnqueueResult, wait: float | timedelta) -> Any:
+    """Wait for the end of an enqueued job, and return its result.
+
+    Raises the errors of `enqueue_and_wait`, and JobNotFoundError.
+    """
+    deadline = _deadline(wait)
+    with within(_left(deadline) + LAST_LOOK):
+        return run(_wait_for(storage, result, wait, deadline, ThreadEvent()))
 
 
-async def _ais_uncommitted(result: EnqueueResult) -> bool:
-    return isinstance(result, DeferredResult) and await sync_to_async(_is_uncommitted)(result)
+async def await_for(storage: Storage, result: EnqueueResult, wait: float | timedelta) -> Any:
+    """Async version of `wait_for`."""
+    deadline = _deadline(wait)
+    with within(_left(deadline) + LAST_LOOK):
+        return await arun(_wait_for(storage, result, wait, deadline, LoopSignal()))
 
 
-def of_storage(results: Sequence[EnqueueResult], storage: Storage | None) -> list[EnqueueResult]:
-    """Return results that read from this storage later; with None, from the configured one."""
-    if storage is None:
-        return list(results)
-    return [result if isinstance(result, DeferredResult) else _stored(result, storage) for result in results]
+def _enqueue_and_wait(
+    storage: Storage,
+    batch: Batch,
+    wait: float | timedelta,
+    on_commit: When,
+    deadline: int,
+    signal: Signal,
+) -> Steps[Any]:
+    batch = with_ids(batch)
+    assert batch.ids is not None
+    yield Step(check_waiting, acheck_waiting, (storage, batch, on_commit))
+    handler = _on_ending(signal.set)
+    # A thread of `acall` is not the one that enqueues.
+    together = partial(_subscribe, storage, storage.subscribe_new)
+    alone = in_thread(storage, partial(_subscribe, storage, storage.events.subscribe))
+    unsubscribe = yield Step(together, alone.acall, (batch.queue, handler, batch.ids[0]))
+    try:
+        [result] = yield Step(enqueue, aenqueue, (storage, batch))
+        if result.id != batch.ids[0]:
+            if unsubscribe is not None:
+                unsubscribe()
+            subscribe = storage.events.subscribe
+            unsubscribe = yield in_thread(
+                storage, _subscribe, storage, subscribe, batch.queue, handler, result.id
+            )
+        interval = UNSUBSCRIBED if unsubscribe is None else CHECK_EVERY
+        if result.status == "queued":
+            yield _wait(signal, interval, deadline)
+        return (yield from _watch(storage, result, wait, deadline, signal, interval))
+    finally:
+        if unsubscribe is not None:
+            unsubscribe()
+
+
+def _wait_for(
+    storage: Storage, result: EnqueueResult, wait: float | timedelta, deadline: int, signal: Signal
+) -> Steps[Any]:
+    queue, job_id = result.queue, result.id
+    transactions = storage.capabilities.transactions
+    alias = yield Step(transactions.uncommitted_in, transactions.auncommitted_in, (queue, job_id))
+    refuse_uncommitted(queue, job_id, alias, can_leave=transactions.can_leave)
+    unsubscribe = yield in_thread(storage, storage.events.subscribe, queue, _on_ending(signal.set), job_id)
+    try:
+        return (yield from _watch(storage, result, wait, deadline, signal, CHECK_EVERY))
+    finally:
+        unsubscribe()
+
+
+def _watch(
+    storage: Storage,
+    result: EnqueueResult,
+    wait: float | timedelta,
+    deadline: int,
+    signal: Signal,
+    interval: float,
+) -> Steps[Any]:
+    """Read the job now, after each signal, and every `interval` seconds, until it has ended."""
+    while True:
+        signal.clear()
+        outage, pause = None, interval
+        try:
+            [record] = yield Step(storage.reads.jobs, storage.reads.ajobs, (result.queue, [result.id]))
+        except StorageUnavailableError as error:
+            outage, pause = error, RETRY
+        else:
+            if has_ended(record):
+                return outcome(record, result.id)
+        if not _left(deadline):
+            raise (yield from timed_out(storage, result.queue, result.id, wait, outage)) from outage
+        yield _wait(signal, pause, deadline)
+
+
+def _wait(signal: Signal, seconds: float, deadline: int) -> Step:
+    return Step(signal.wait, signal.wait, (min(seconds, _left(deadline)),))
+
+
+def _subscribe(
+    storage: Storage,
+    subscribe: Callable[[str, EventHandler, str], Unsubscribe],
+    queue: str,
+    handler: EventHandler,
+    job_id: str,
+) -> Unsubscribe | None:
+    """Subscribe to a job's events; None if the storage does not confirm it in time.
+
+    A slow storage can still run the job, and one that is away fails the enqueue with its own error.
+    """
+    if storage.outage is not None:
+        return None
+    try:
+        with within(SUBSCRIPTION_TIMEOUT):
+            return subscribe(queue, handler, job_id)
+    except StorageUnavailableError as error:
+        logger.debug("Polling job %s, because its events could not be subscribed to: %s", job_id, error)
+        return None
+
+
+def _on_ending(done: Callable[[], None]) -> Callable[[Event], None]:
+    def handler(event: Event) -> None:
+        if event.event in ENDINGS:
+            done()
+
+    return handler
+
+
+def has_ended(record: JobRecord | None) -> bool:
+    """Return whether the job has ended, or is gone."""
+    return record is None or record.state in TERMINAL
+
+
+def _deadline(wait: float | timedelta) -> int:
+    return SYSTEM_CLOCK.monotonic() + milliseconds("wait", wait)
+
+
+def _left(deadline: int) -> float:
+    return max(0, deadline - SYSTEM_CLOCK.monotonic()) / 1_000
+
+
+def timed_out(
+    storage: Storage, queue: str, job_id: str, wait: float | timedelta, outage: StorageUnavailableError | None
+) -> Steps[JobTimeoutError]:
+    """Return the error for a caller that waited too long.
+
+    Args:
+        outage: The error of the last read of the job, if the storage did not respond.
+    """
+    text = NO_ANSWER if outage is not None else (yield in_thread(storage, _explain, storage, queue, job_id))
+    time = str(wait) if isinstance(wait, timedelta) else f"{wait:g} s"
+    return JobTimeoutError(
+        f"Job {job_id!r} of queue {queue!r} did not finish within {time}, and was not stopped. {text}",
+        job_id=job_id,
+    )
+
+
+def _explain(storage: Storage, queue: str, job_id: str) -> str:
+    """Return the state of the job and the explanation, if the storage responds at once."""
+    record = explanation = None
+    try:
+        with within(EXPLAIN_TIMEOUT):
+            record = storage.reads.jobs(queue, [job_id])[0]
+            if record is not None and record.state in PENDING:
+                explanation = storage.reads.explain(queue, job_id)
+    except DjqueueError as error:
+        logger.debug("Could not explain why job %s of queue %r has not finished: %s", job_id, queue, error)
+    return NO_ANSWER if record is None else _describe(record, explanation)
+
+
+def _describe(record: JobRecord, why: Explanation | None) -> str:
+    if record.state is State.ACTIVE:
+        attempt = f" (attempt {record.attempts})" if record.attempts > 1 else ""
+        return f"It is running on worker {record.worker}{attempt}."
+    if record.state in TERMINAL:
+        return f"It has finished in the meantime ({record.state})."
+    if record.failures:
+        start = f"Attempt {record.attempts} failed; the next one has not started"
+    else:
+        start = "It has not started"
+    reason = REASONS.get(why.verdict) if why is not None else None
+    if why is None or reason is None:
+        return "It is still waiting in its queue."
+    return f"{start}: {reason(why)}."
+
+
+def _no_handler(why: Explanation) -> str:
+    return (
+        f"no live worker of queue {why.queue!r} has a handler for {why.name!r}. Restart the workers if "
+        "they run an older version of the code"
+    )
+
+
+def _blocked(why: Explanation) -> str:
+    listed = ", ".join(f"{job.id!r} of queue {job.queue!r} ({job.state or 'unknown'})" for job in why.unmet)
+    return f"it waits for other jobs: {listed}" if listed else "it waits for other jobs"
+
+
+def _ahead(why: Explanation, text: str) -> str:
+    if not why.before:
+        return text
+    count = f"{why.before:,}" + (" or more" if why.before >= MAX_BEFORE else "")
+    return f"{text}, and {count} {'job is' if why.before == 1 else 'jobs are'} ahead of it"
+
+
+def _due(why: Explanation) -> str:
+    return "later" if why.until is None else f"at {to_datetime(why.until).isoformat(timespec='seconds')}"
+
+
+REASONS: dict[str, Callable[[Explanation], str]] = {
+    "paused": lambda why: f"queue {why.queue!r} is paused",
+    "group_paused": lambda why: f"its group {why.group!r} is paused",
+    "delayed": lambda why: f"it is due {_due(why)}",
+    "blocked": _blocked,
+    "no_worker": lambda why: (
+        f"no live worker serves queue {why.queue!r}. Start one with `manage.py runworkers`"
+    ),
+    "no_handler": _no_handler,
+    "group_rate": lambda why: f"the rate limit of its group {why.group!r} allows the next job {_due(why)}",
+    "group_busy": lambda why: _ahead(
+        why,
+        f"its group {why.group!r} has reached its concurrency limit of {why.limit}",
+    ),
+    "behind_rate": lambda why: _ahead(
+        why, f"the rate limit of queue {why.queue!r} allows the next job {_due(why)}"
+    ),
+    "concurrency_full": lambda why: _ahead(
+        why, f"queue {why.queue!r} has reached its concurrency limit of {why.limit}"
+    ),
+    "too_heavy": lambda why: (
+        f"it needs {why.weight} slots of queue {why.queue!r}, of which {why.free} are free"
+    ),
+    "limiter_rate": lambda why: _ahead(
+        why,
+        f"the rate limit of limiter {why.limiter!r} allows the next job {_due(why)}",
+    ),
+    "limiter_full": lambda why: _ahead(
+        why,
+        f"limiter {why.limiter!r} has {why.free} of {why.limit} slots free; it needs {why.weight}",
+    ),
+    "workers_busy": lambda why: _ahead(why, "all workers that could run it are busy"),
+    "waiting_turn": lambda why: _ahead(why, "it can start at any time"),
+}
+"""Reasons why a job has not started, by verdict of `djqueue.core.explain`."""
 
 
 class StorageResultReader(ResultReader):
@@ -94,14 +326,14 @@ class StorageResultReader(ResultReader):
 
     def wait(self, result: EnqueueResult, timeout: float | timedelta) -> Any:
         result = enqueued(result)
-        return waiting.wait_for(_storage(result), result, timeout)
+        return wait_for(_storage(result), result, timeout)
 
     async def await_(self, result: EnqueueResult, timeout: float | timedelta) -> Any:
         result = await aenqueued(result)
-        return await waiting.await_for(_storage(result), result, timeout)
+        return await await_for(_storage(result), result, timeout)
 
     def refresh(self, result: EnqueueResult) -> EnqueueResult:
-        if _is_uncommitted(result):
+        if is_uncommitted(result):
             return result
         result = enqueued(result)
         storage = _storage(result)
@@ -114,7 +346,7 @@ class StorageResultReader(ResultReader):
         return _refreshed(result, record)
 
     async def arefresh(self, result: EnqueueResult) -> EnqueueResult:
-        if await _ais_uncommitted(result):
+        if await ais_uncommitted(result):
             return result
         result = await aenqueued(result)
         storage = _storage(result)
@@ -143,12 +375,6 @@ def _answer(result: EnqueueResult) -> EnqueueResult:
     return result.answer or result if isinstance(result, DeferredResult) else result
 
 
-def _stored(result: EnqueueResult, storage: Storage) -> StoredResult:
-    stored = StoredResult(*result)
-    stored.storage = storage
-    return stored
-
-
 def _info(record: JobRecord | None) -> JobInfo | None:
     return None if record is None else JobInfo(record)
 
@@ -162,7 +388,7 @@ def _refreshed(result: EnqueueResult, record: JobRecord | None) -> EnqueueResult
         existing_state=record.state,
         result=JobInfo(record).result if completed else None,
     )
-    return _stored(fresh, result.storage) if isinstance(result, StoredResult) else fresh
+    return stored_result(fresh, result.storage) if isinstance(result, StoredResult) else fresh
 
 
 install_result_reader(StorageResultReader())

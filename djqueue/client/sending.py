@@ -1,12 +1,15 @@
-"""Send batches to a storage, and decode its answers.
+"""Send batches to a storage, at once or when the caller's transaction commits, and decode its answers.
 
 `send` and `enqueue` are the hot path, and so are written twice: running them as steps would take 5 % longer.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
 from itertools import islice
+from typing import TypeVar
+
+from asgiref.sync import sync_to_async
 
 from djqueue.codecs import decode
 from djqueue.conf import get_settings
@@ -19,13 +22,26 @@ from djqueue.storage.base import Storage
 
 from . import announcing, envelope, hints
 from .steps import Step, Steps, arun, run
+from .transactions import When, aopen_alias, defer, open_alias
+
+T = TypeVar("T")
+
+BULK = 1_000
+"""Jobs of `enqueue_many` in one call of the storage."""
 
 
-def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
+def send(storage: Storage, batches: Iterable[Batch], when: When = False) -> list[EnqueueResult]:
     """Enqueue batches, a call of the storage for each; cached results come back decoded.
 
     Batches that come from an iterator are made while earlier ones are sent.
+
+    Args:
+        when: The option `enqueue_on_commit`: whether an open transaction has to commit first.
     """
+    if when and (alias := open_alias(storage, when)) is not None:
+        batches = list(batches)
+        if (deferred := defer(storage, batches, alias, send)) is not None:
+            return deferred
     results: list[EnqueueResult] = []
     made = sum(len(batch.payloads) for batch in batches) if isinstance(batches, list) else 0
     try:
@@ -33,13 +49,15 @@ def send(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
             for batch, answers in _each(storage, batches):
                 results += _with_decoded(storage, batch, answers)
     except Exception as error:
-        _note(error, results)
+        _add_note(error, results)
         raise
     return results
 
 
-def send_one(storage: Storage, batch: Batch) -> EnqueueResult:
-    """Enqueue a batch of one job."""
+def send_one(storage: Storage, batch: Batch, when: When = False) -> EnqueueResult:
+    """Enqueue a batch of one job as `send` does."""
+    if when:
+        return send(storage, [batch], when)[0]
     return _with_decoded(storage, batch, enqueue(storage, batch))[0]
 
 
@@ -55,14 +73,18 @@ def _each(storage: Storage, batches: Iterable[Batch]) -> Iterator[tuple[Batch, l
         yield batch, answers
 
 
-async def asend(storage: Storage, batches: Iterable[Batch]) -> list[EnqueueResult]:
+async def asend(storage: Storage, batches: Iterable[Batch], when: When = False) -> list[EnqueueResult]:
     """Async version of `send`."""
+    if when and (alias := await aopen_alias(storage, when)) is not None:
+        batches = list(batches)
+        if (deferred := await sync_to_async(defer)(storage, batches, alias, send)) is not None:
+            return deferred
     results: list[EnqueueResult] = []
     try:
         async for batch, answers in _aeach(storage, batches):
             results += await _awith_decoded(storage, batch, answers)
     except Exception as error:
-        _note(error, results)
+        _add_note(error, results)
         raise
     return results
 
@@ -96,13 +118,30 @@ async def _aeach(
         batch = following
 
 
-async def asend_one(storage: Storage, batch: Batch) -> EnqueueResult:
+async def asend_one(storage: Storage, batch: Batch, when: When = False) -> EnqueueResult:
     """Async version of `send_one`."""
+    if when:
+        return (await asend(storage, [batch], when))[0]
     return (await _awith_decoded(storage, batch, await aenqueue(storage, batch)))[0]
 
 
-def _note(error: Exception, results: Sequence[EnqueueResult]) -> None:
-    """Note on an error how many jobs of its call had been accepted before."""
+def chunks(entries: Iterable[T], size: int = BULK) -> Iterator[list[T]]:
+    """Yield the entries of a bulk call in lists of at most `size`."""
+    source = iter(entries)
+    while chunk := list(islice(source, size)):
+        yield chunk
+
+
+def checked_first(batches: Iterable[Batch], *sources: object) -> Iterable[Batch]:
+    """Return batches all of which are made now if their sources have lengths, and each when needed if not.
+
+    Then no job of a list is stored if one is wrong, and an iterator needs no memory for its payloads.
+    """
+    return list(batches) if all(isinstance(source, Sized) for source in sources) else batches
+
+
+def _add_note(error: Exception, results: Sequence[EnqueueResult]) -> None:
+    """Add a note to an error: how many jobs of its call had been accepted before."""
     if results:
         error.add_note(
             f"The first {len(results):,} jobs of this call were enqueued before the error; the last of them "
@@ -110,16 +149,25 @@ def _note(error: Exception, results: Sequence[EnqueueResult]) -> None:
         )
 
 
-def send_together(storage: Storage, batches: Sequence[Batch]) -> list[EnqueueResult]:
+def send_together(storage: Storage, batches: Sequence[Batch], when: When = False) -> list[EnqueueResult]:
     """Enqueue the batches of a flow in one call of the storage.
 
     Each batch passes the middleware first, which sees its jobs as queued.
     """
+    alias = open_alias(storage, when)
+    if alias is not None and (deferred := defer(storage, batches, alias, send_together)) is not None:
+        return deferred
     return run(_send_together(storage, batches))
 
 
-async def asend_together(storage: Storage, batches: Sequence[Batch]) -> list[EnqueueResult]:
+async def asend_together(
+    storage: Storage, batches: Sequence[Batch], when: When = False
+) -> list[EnqueueResult]:
     """Async version of `send_together`."""
+    if (alias := await aopen_alias(storage, when)) is not None:
+        deferred = await sync_to_async(defer)(storage, batches, alias, send_together)
+        if deferred is not None:
+            return deferred
     return await arun(_send_together(storage, batches))
 
 
@@ -169,7 +217,7 @@ class BatchCollector:
         self._passed: dict[int, Batch] = {}
         """The batches that passed, in order, by the index of the original batch."""
         self._answers: list[list[EnqueueResult]] = [[] for _ in batches]
-        self._given = batches
+        self._originals = batches
 
     @property
     def batches(self) -> list[Batch]:
@@ -180,7 +228,7 @@ class BatchCollector:
         """Return the innermost call of the middleware for the batch at an index."""
 
         def take(batch: Batch) -> list[EnqueueResult]:
-            _check_changed(batch, self._given[index].options)
+            _check_changed(batch, self._originals[index].options)
             self._passed[index] = batch
             return [EnqueueResult(job_id, "queued", batch.queue) for job_id in batch.ids or ()]
 
@@ -207,25 +255,25 @@ class BatchCollector:
 
     def each(self) -> Iterable[tuple[Batch, list[EnqueueResult], bool]]:
         """Yield each batch, its answers, and whether the storage gave the answers."""
-        for index, given in enumerate(self._given):
-            yield self._passed.get(index, given), self._answers[index], index in self._passed
+        for index, original in enumerate(self._originals):
+            yield self._passed.get(index, original), self._answers[index], index in self._passed
 
 
-def _passed(storage: Storage, given: JobOptions, batch: Batch) -> list[EnqueueResult]:
-    """Enqueue a batch that has passed the middleware, with its options before."""
-    _check_changed(batch, given)
+def _passed(storage: Storage, original: JobOptions, batch: Batch) -> list[EnqueueResult]:
+    """Enqueue a batch that has passed the middleware; `original` are its options before."""
+    _check_changed(batch, original)
     return _accepted(storage, batch)
 
 
-async def _apassed(storage: Storage, given: JobOptions, batch: Batch) -> list[EnqueueResult]:
+async def _apassed(storage: Storage, original: JobOptions, batch: Batch) -> list[EnqueueResult]:
     """Async version of `_passed`."""
-    _check_changed(batch, given)
+    _check_changed(batch, original)
     return await _aaccepted(storage, batch)
 
 
-def _check_changed(batch: Batch, given: JobOptions) -> None:
+def _check_changed(batch: Batch, original: JobOptions) -> None:
     """Raise PayloadTooLargeError if options that a middleware added make a job too large."""
-    if batch.options is not given:
+    if batch.options is not original:
         envelope.check_size(batch.options, batch.name, batch.payloads)
 
 

@@ -1,13 +1,50 @@
-"""Operations that are written once, as generators of calls, and run on a thread or on an event loop."""
+"""Sync and async calls from one definition.
+
+`asynchronous` makes the async version of a method that may run on a thread. Operations that wait are written
+as generators of steps, which `run` runs on a thread and `arun` on an event loop.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
-from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial, wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from djqueue.storage.base import Storage
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class HasStorage(Protocol):
+    """An object whose methods call a storage."""
+
+    @property
+    def storage(self) -> Storage:
+        """The storage."""
+
+
+S = TypeVar("S", bound=HasStorage)
+
+
+def asynchronous(
+    method: Callable[Concatenate[S, P], T],
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, T]]:
+    """Return the async version of a method, which runs it on a thread of the object's storage.
+
+    In a class: `acancel = asynchronous(cancel)`.
+    """
+    name = method.__name__
+
+    @wraps(method)
+    async def twin(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        # A subclass may have changed the method.
+        own: Callable[P, T] = getattr(self, name)
+        return await self.storage.acall(own, *args, **kwargs)
+
+    twin.__name__ = f"a{name}"
+    twin.__qualname__ = f"{method.__qualname__.removesuffix(name)}a{name}"
+    twin.__doc__ = f"Async version of `{name}`."
+    return twin
 
 
 class Step(NamedTuple):

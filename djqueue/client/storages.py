@@ -3,7 +3,8 @@
 import atexit
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from threading import Lock
 from typing import Any
 
@@ -14,9 +15,9 @@ from djqueue.conf import Settings, get_settings
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.messages import shown_name
 from djqueue.storage.base import Storage
+from djqueue.storage.snapshots import Record, ScheduleRows
 
 from .announcing import told
-from .schedulerows import ProjectSchedules
 
 IMMEDIATE = "djqueue.runtime.immediate.ImmediateStorage"
 """Storage of the setting IMMEDIATE."""
@@ -52,20 +53,20 @@ def make_storage(settings: Settings) -> Storage:
         raise ConfigurationError(f"STORAGE: BACKEND {path!r}: {error}") from error
     if not (isinstance(backend, type) and issubclass(backend, Storage)):
         raise ConfigurationError(f"STORAGE: BACKEND {path!r} is not a Storage")
-    given: dict[str, Any] = {} if settings.immediate else dict(settings.storage_options)
+    options: dict[str, Any] = {} if settings.immediate else dict(settings.storage_options)
     known = inspect.signature(backend).parameters
     if "policies" in known:
-        given.setdefault("policies", settings.queues)
+        options.setdefault("policies", settings.queues)
     if "limiters" in known:
-        given.setdefault("limiters", settings.limiters)
+        options.setdefault("limiters", settings.limiters)
     if "metrics" in known:
-        given.setdefault("metrics", settings.metrics)
-    for name in given:
+        options.setdefault("metrics", settings.metrics)
+    for name in options:
         if name not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
             raise ConfigurationError(
                 f"STORAGE: OPTIONS: {backend.__name__} has no option {shown_name(name.upper())}"
             )
-    storage: Storage = backend(**given)
+    storage: Storage = backend(**options)
     storage.on_incidents = told
     if storage.capabilities.database is None:
         storage.snapshots.schedules = ProjectSchedules()
@@ -90,6 +91,31 @@ def _after_fork() -> None:
     global _lock, _storage
     # The parent's sockets and threads are not this process's to use, or to close.
     _lock, _storage = Lock(), None
+
+
+class ProjectSchedules(ScheduleRows):
+    """The schedules of the project, for snapshots of a storage that does not hold them itself.
+
+    They are in the tables. Their models are imported at the first use: not every project has them.
+    """
+
+    def pages(self, size: int) -> Iterator[list[Record]]:
+        return self._rows.pages(size)
+
+    def is_empty(self) -> bool:
+        return self._rows.is_empty()
+
+    def check(self, records: Sequence[Record]) -> None:
+        self._rows.check(records)
+
+    def replacing(self, records: Sequence[Record]) -> AbstractContextManager[None]:
+        return self._rows.replacing(records)
+
+    @property
+    def _rows(self) -> ScheduleRows:
+        from djqueue.storage.tables.schedules import TableSchedules
+
+        return TableSchedules()
 
 
 setting_changed.connect(_on_setting_changed)

@@ -1,5 +1,6 @@
 """Stream the items of a generator's job: subscribe first, then read, and read on at each event."""
 
+import inspect
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from datetime import timedelta
 from threading import Event as ThreadEvent
@@ -8,23 +9,18 @@ from typing import Any, NamedTuple
 from djqueue.codecs import decode
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.errors import (
-    JobNotFoundError,
-    OptionError,
-    StorageUnavailableError,
-    StreamRestartedError,
-)
+from djqueue.core.errors import JobNotFoundError, OptionError, StorageUnavailableError, StreamRestartedError
 from djqueue.core.job import Batch, Event, ItemMark, ItemPage
 from djqueue.core.states import TERMINAL, State
 from djqueue.core.units import milliseconds
 from djqueue.storage.base import Storage
 
+from .envelope import with_ids
 from .info import outcome
+from .results import CHECK_EVERY, ENDINGS, RETRY, has_ended, timed_out
 from .sending import aenqueue, enqueue
 from .steps import LoopSignal, Signal, Step, Steps, in_thread
-from .timeouts import timed_out
 from .transactions import When, acheck_waiting, check_waiting, refuse_uncommitted
-from .waiting import CHECK_EVERY, ENDINGS, RETRY, has_ended, with_ids
 
 ON_RESTART = ("raise", "continue")
 NEWS = ENDINGS | {"item", "active"}
@@ -96,8 +92,8 @@ class Streaming:
         storage = self._storage
         yield Step(check_waiting, acheck_waiting, (storage, batch, self._on_commit))
         [result] = yield Step(enqueue, aenqueue, (storage, batch))
-        found: str = result.id
-        return found
+        enqueued_id: str = result.id
+        return enqueued_id
 
     def _read(self, queue: str, job_id: str, begin: Steps[str], signal: Signal) -> StreamSteps:
         storage, deadline = self._storage, self._deadline()
@@ -111,13 +107,13 @@ class Streaming:
             position = StreamPosition(job_id, raises=self._raises)
             while True:
                 signal.clear()
-                away = page = record = None
+                outage = page = record = None
                 try:
                     [page] = yield Step(storage.reads.items, storage.reads.aitems, (queue, [position.mark]))
                     if _is_last(page):
                         [record] = yield Step(storage.reads.jobs, storage.reads.ajobs, (queue, [job_id]))
                 except StorageUnavailableError as error:
-                    away = error
+                    outage = error
                 else:
                     yield Items(position.take(page))
                     if _is_last(page) and has_ended(record):
@@ -125,8 +121,8 @@ class Streaming:
                     if _has_more(page):
                         continue
                 if _is_over(deadline):
-                    raise (yield from timed_out(storage, queue, job_id, self._wait or 0, away)) from away
-                yield Step(signal.wait, signal.wait, (_patience(deadline, away),))
+                    raise (yield from timed_out(storage, queue, job_id, self._wait or 0, outage)) from outage
+                yield Step(signal.wait, signal.wait, (_pause(deadline, outage),))
         finally:
             unsubscribe()
 
@@ -195,10 +191,10 @@ class StreamPosition:
             return
         restarted = page.run != self.mark.run if page.run else page.state is State.COMPLETED
         if restarted:
-            given, self.mark = self.mark.start, ItemMark(self.mark.id, page.run)
-            if given and self._raises:
+            returned, self.mark = self.mark.start, ItemMark(self.mark.id, page.run)
+            if returned and self._raises:
                 raise StreamRestartedError(
-                    f"job {self.mark.id!r} was restarted; {given} items of its previous attempt were "
+                    f"job {self.mark.id!r} was restarted; {returned} items of its previous attempt were "
                     "already returned",
                     job_id=self.mark.id,
                 )
@@ -234,9 +230,23 @@ def _is_over(deadline: int | None) -> bool:
     return deadline is not None and deadline <= SYSTEM_CLOCK.monotonic()
 
 
-def _patience(deadline: int | None, away: StorageUnavailableError | None) -> float:
+def _pause(deadline: int | None, outage: StorageUnavailableError | None) -> float:
     """Return the seconds until the next read if no event comes: one may be lost with a connection."""
-    patience = CHECK_EVERY if away is None else RETRY
+    pause = CHECK_EVERY if outage is None else RETRY
     if deadline is None:
-        return patience
-    return min(patience, max(0, deadline - SYSTEM_CLOCK.monotonic()) / 1_000)
+        return pause
+    return min(pause, max(0, deadline - SYSTEM_CLOCK.monotonic()) / 1_000)
+
+
+def is_generator(function: Callable[..., Any]) -> bool:
+    """Return whether a function or a callable object is a generator, sync or async."""
+    return is_async_generator(function) or _holds(inspect.isgeneratorfunction, function)
+
+
+def is_async_generator(function: Callable[..., Any]) -> bool:
+    """Return whether a function or a callable object is an async generator."""
+    return _holds(inspect.isasyncgenfunction, function)
+
+
+def _holds(test: Callable[[object], bool], function: Callable[..., Any]) -> bool:
+    return test(function) or test(getattr(function, "__call__", None))  # noqa: B004 - the method is looked at

@@ -1,18 +1,32 @@
-"""Find the caller's open transaction that has to commit before a job can start."""
+"""Jobs and the caller's transaction: the option `enqueue_on_commit`, and waits that would never end.
 
+Jobs that wait for a commit are checked and encoded at once, and get their ids. A callback of Django enqueues
+them after the commit. Django drops it when the transaction or its savepoint rolls back, and raises its errors
+from the `atomic()` that commits.
+
+Jobs that join the transaction (rows of the database storage, an outbox) are enqueued at once instead: the
+commit itself enqueues them, even if the process dies before a callback could.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from asgiref.sync import sync_to_async
 
 from djqueue.conf import has_django
-from djqueue.core.errors import OptionError, WaitInTransactionError
-from djqueue.core.job import Batch
+from djqueue.core.errors import JobNotFoundError, OptionError, WaitInTransactionError
+from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 from djqueue.storage.capabilities import TransactionalEnqueue
 
+from .envelope import with_ids
+
 When = bool | str
 """The option `enqueue_on_commit`: False; True for the storage's database, or `default`; or an alias."""
+Send = Callable[[Storage, Sequence[Batch]], list[EnqueueResult]]
 
 
 def open_alias(storage: Storage, when: When) -> str | None:
@@ -78,3 +92,125 @@ def refuse_uncommitted(queue: str, job_id: str, alias: str | None, *, can_leave:
             "is still open, so workers cannot see the job yet: wait after the commit (in "
             f"transaction.on_commit){remedy if can_leave else ''}"
         )
+
+
+class StoredResult(EnqueueResult):
+    """A result of a storage other than the configured one."""
+
+    storage: Storage
+
+    def __reduce__(self) -> Any:
+        return EnqueueResult, tuple(self)
+
+
+class DeferredResult(StoredResult):
+    """A result of a job that is enqueued when a transaction commits: see `defer`."""
+
+    alias: str
+    """The database of the transaction."""
+    answer: EnqueueResult | None
+    """The storage's answer; None until the job was enqueued."""
+
+    @classmethod
+    def of(cls, job_id: str, queue: str, storage: Storage, alias: str) -> "DeferredResult":
+        """Return the result of a job that is not enqueued yet."""
+        result = cls(job_id, "deferred", queue)
+        result.storage, result.alias, result.answer = storage, alias, None
+        return result
+
+    @property
+    def is_uncommitted(self) -> bool:
+        """Whether the job waits for a transaction of the caller that is still open."""
+        from djqueue.storage.commits import has_uncommitted
+
+        return self.answer is None and has_uncommitted(self.alias, self.queue, self.id)
+
+
+def enqueued(result: EnqueueResult) -> EnqueueResult:
+    """Return the storage's answer for a deferred result, and other results as they are.
+
+    Raises:
+        WaitInTransactionError: The transaction is still open.
+        JobNotFoundError: The job was not enqueued.
+    """
+    if not isinstance(result, DeferredResult):
+        return result
+    if result.answer is None:
+        refuse_uncommitted(result.queue, result.id, result.alias if result.is_uncommitted else None)
+        raise JobNotFoundError(
+            f"job {result.id!r} was to be enqueued in queue {result.queue!r} at the commit of a transaction "
+            f"of database {result.alias!r}, and was not: the transaction was rolled back or is open in "
+            "another thread, or enqueueing failed after the commit",
+            job_id=result.id,
+        )
+    return result.answer
+
+
+async def aenqueued(result: EnqueueResult) -> EnqueueResult:
+    """Async version of `enqueued`."""
+    return await sync_to_async(enqueued)(result) if isinstance(result, DeferredResult) else result
+
+
+def is_uncommitted(result: EnqueueResult) -> bool:
+    """Return whether the job waits for a transaction of the caller that is still open."""
+    return isinstance(result, DeferredResult) and result.is_uncommitted
+
+
+async def ais_uncommitted(result: EnqueueResult) -> bool:
+    """Async version of `is_uncommitted`."""
+    return isinstance(result, DeferredResult) and await sync_to_async(is_uncommitted)(result)
+
+
+def of_storage(results: Sequence[EnqueueResult], storage: Storage | None) -> list[EnqueueResult]:
+    """Return results that read from this storage later; with None, from the configured one."""
+    if storage is None:
+        return list(results)
+    return [
+        result if isinstance(result, DeferredResult) else stored_result(result, storage) for result in results
+    ]
+
+
+def stored_result(result: EnqueueResult, storage: Storage) -> StoredResult:
+    """Return a result that reads from this storage later."""
+    stored = StoredResult(*result)
+    stored.storage = storage
+    return stored
+
+
+def defer(storage: Storage, batches: Sequence[Batch], alias: str, then: Send) -> list[EnqueueResult] | None:
+    """Enqueue the jobs when the transaction commits, and return results with their ids.
+
+    Returns None, and defers nothing, if the jobs join the transaction.
+
+    Args:
+        alias: The database of the transaction, from `open_alias`.
+        then: The call that enqueues them.
+    """
+    if _joins(storage, batches, alias):
+        return None
+    from djqueue.storage.commits import note
+
+    batches = [with_ids(batch) for batch in batches]
+    results = [
+        DeferredResult.of(job_id, batch.queue, storage, alias)
+        for batch in batches
+        for job_id in batch.ids or ()
+    ]
+    note(alias, results, partial(_enqueue, storage, batches, results, then), robust=False)
+    return list(results)
+
+
+def _joins(storage: Storage, batches: Sequence[Batch], alias: str) -> bool:
+    """Return whether the jobs become part of the transaction."""
+    has_links = any(batch.options.depends_on or batch.options.dependents for batch in batches)
+    if has_links and storage.capabilities.has_outbox:
+        return False  # An outbox takes no job with dependencies.
+    return all(storage.capabilities.transactions.alias_for(batch) == alias for batch in batches)
+
+
+def _enqueue(
+    storage: Storage, batches: Sequence[Batch], results: Sequence[DeferredResult], then: Send
+) -> None:
+    answers = of_storage(then(storage, batches), storage)
+    for result, answer in zip(results, answers, strict=True):
+        result.answer = answer

@@ -5,7 +5,7 @@ from datetime import datetime
 from itertools import islice
 
 from djqueue.client import registry
-from djqueue.client.declared import declared
+from djqueue.client.declarations import declared
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import DjqueueError, OptionError
 from djqueue.core.suggest import nearest

@@ -7,7 +7,7 @@ from typing import Any
 from django.db.models import Q
 
 from djqueue.client import registry
-from djqueue.client.declared import Declared, declared
+from djqueue.client.declarations import Declared, declared
 from djqueue.core.errors import DjqueueError
 from djqueue.core.units import to_datetime
 from djqueue.models import CronJob, ScheduleSource

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import iscoroutinefunction
 
 from djqueue.client import JobType, registry
-from djqueue.client.batches import BatchRule
-from djqueue.client.generating import is_async_generator, is_generator
+from djqueue.client.declarations import BatchRule
+from djqueue.client.streaming import is_async_generator, is_generator
 from djqueue.core.backoff import BackoffFunction
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.executors import NO_LIMITS

@@ -187,8 +187,8 @@ def test_wait_can_be_given_to_the_caller_and_the_function(do, djqueue_drain, mon
     async def arecord(storage, batch, wait, on_commit=None):
         record(storage, batch, wait)
 
-    monkeypatch.setattr("djqueue.client.waiting.enqueue_and_wait", record)
-    monkeypatch.setattr("djqueue.client.waiting.aenqueue_and_wait", arecord)
+    monkeypatch.setattr("djqueue.client.results.enqueue_and_wait", record)
+    monkeypatch.setattr("djqueue.client.results.aenqueue_and_wait", arecord)
     polling = job(poll)
 
     do(polling.using(wait=10), "enqueue_and_wait", "a", wait=1)

@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 
 from djqueue import OptionError, Queue
-from djqueue.client import deadletters, queuedead
+from djqueue.client import deadletters
+from djqueue.client import queue as queues
 from djqueue.client.deadletters import MovedDead, RetriedDead
 from djqueue.core.job import JobFailure
 from djqueue.storage.memory import MemoryStorage
@@ -171,7 +172,7 @@ def test_move_dead_counts_dead_letters_changed_meanwhile(queue, monkeypatch, dry
 
     # The page has been read.
     letters = list(queue.dead_letters())
-    monkeypatch.setattr(queuedead, "letters", lambda *_: iter(letters))
+    monkeypatch.setattr(queues, "letters", lambda *_: iter(letters))
 
     answer = queue.move_dead("broken", dry_run=dry_run, progress=meanwhile)
 

@@ -18,7 +18,7 @@ from djqueue import (
     StorageError,
     UnknownQueueError,
 )
-from djqueue.client.queuecontrols import EVENTS
+from djqueue.client.queue import EVENTS
 from djqueue.codecs import encode
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import ConfigurationError

@@ -3,8 +3,7 @@
 import pytest
 
 from djqueue import ArgumentsError, OptionError, chain, job
-from djqueue.client.declared import declared
-from djqueue.client.registered import registry
+from djqueue.client.declarations import declared, registry
 
 
 def charge(order_id): ...

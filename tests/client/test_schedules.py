@@ -7,7 +7,7 @@ import pytest
 
 from djqueue import OptionError, job
 from djqueue.client import registry
-from djqueue.client.declared import declared
+from djqueue.client.declarations import declared
 from djqueue.schedules import ALIASES
 
 NAIVE = datetime(2026, 1, 1)

@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = """
 from typing import assert_type
-from djqueue import EnqueueResult, job
+from djqueue import EnqueueResult, Queue, job
 
 @job
 def add(a: int, b: int = 1) -> str:
@@ -28,6 +28,8 @@ async def use() -> None:
     assert_type(add.enqueue(1, b=2), EnqueueResult)
     assert_type(add.using(priority=3)(1), str)
     assert_type(await later.aenqueue(1), EnqueueResult)
+    assert_type(await Queue("emails").acounts(), dict[str, int])
+    assert_type(await Queue("emails").aclean(60, limit=5), int)
 """
 
 
@@ -37,6 +39,8 @@ WRONG_CALLS = {
     "double.enqueue()": "call-arg",
     "add(1, 2, 3)": "call-arg",
     "add.using(priority=1).enqueue(b=2)": "call-arg",
+    'wrong = Queue("emails").acancel(1)': "arg-type",
+    'missing = Queue("emails").acancel()': "call-arg",
 }
 
 

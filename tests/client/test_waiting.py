@@ -308,7 +308,7 @@ def test_waiting_leaves_no_subscription(queue, storage, do, monkeypatch):
 
 def test_waiting_recovers_from_a_lost_event_by_polling(queue, storage, do, monkeypatch):
     """A connection may break just when the job ends: the caller looks for itself now and then."""
-    monkeypatch.setattr("djqueue.client.waiting.CHECK_EVERY", 0.02)
+    monkeypatch.setattr("djqueue.client.results.CHECK_EVERY", 0.02)
     monkeypatch.setattr(storage.events, "subscribe", lambda *args: lambda: None)
 
     with working(orders=lambda job: "all the same"):
@@ -317,7 +317,7 @@ def test_waiting_recovers_from_a_lost_event_by_polling(queue, storage, do, monke
 
 def test_waiting_retries_an_unavailable_storage(queue, storage, do, monkeypatch):
     """The connection is lost after the enqueue, and comes back."""
-    monkeypatch.setattr("djqueue.client.waiting.RETRY", 0.01)
+    monkeypatch.setattr("djqueue.client.results.RETRY", 0.01)
     jobs, refusals = storage.reads.jobs, iter(range(3))
 
     def away_at_first(*args):

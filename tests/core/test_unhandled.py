@@ -3,7 +3,7 @@
 from djqueue.contrib.celery import values
 from djqueue.core.engine import Engine
 from djqueue.core.overview import QueueOverview
-from djqueue.core.workers import WorkerInfo, unhandled
+from djqueue.core.workers import CELERY_RECORDS, WorkerInfo, unhandled
 
 
 def queue(name, **names) -> QueueOverview:

@@ -26,7 +26,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 import djqueue
 from djqueue import Backoff, Queue, Worker, checks, conf, jobchecks, signals
 from djqueue.client import registry
-from djqueue.client.declared import declared
+from djqueue.client.declarations import declared
 from djqueue.conf import BackupSettings, readers, sections
 from djqueue.contrib.metrics.collector import DEFINITIONS
 from djqueue.contrib.spark.options import BATCH, READ_OPTIONS, STREAM
@@ -413,7 +413,7 @@ def test_table_of_queue_methods_is_complete():
 
 
 def test_tables_of_events_and_reasons_are_complete():
-    from djqueue.client.queuecontrols import EVENTS
+    from djqueue.client.queue import EVENTS
 
     assert first_cells("queues.md", "events") == list(EVENTS)
     assert first_cells("queues.md", "reasons") == list(DEAD_LETTER_REASONS)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from djqueue.client import registry
-from djqueue.client.declared import declared
+from djqueue.client.declarations import declared
 from djqueue.client.storages import close_storage, get_storage
 from djqueue.storage.base import Storage
 from tests.operations.conftest import tables  # noqa: F401 - the fixture

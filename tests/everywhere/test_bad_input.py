@@ -14,7 +14,7 @@ from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
 from djqueue import Queue, chain, flow, job
-from djqueue.client.declared import declared
+from djqueue.client.declarations import declared
 from djqueue.core.errors import DjqueueError
 from djqueue.core.policies import QueuePolicy
 from djqueue.dashboard.views.schedules import ScheduleForm

@@ -22,7 +22,7 @@ from djqueue import (
     job,
 )
 from djqueue.client.info import JobInfo
-from djqueue.client.results import DeferredResult
+from djqueue.client.transactions import DeferredResult
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage

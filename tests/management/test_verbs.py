@@ -15,7 +15,7 @@ from django.db import OperationalError
 
 from djqueue import job
 from djqueue.client import get_storage, registry
-from djqueue.client.declared import declared
+from djqueue.client.declarations import declared
 from djqueue.client.storages import close_storage
 from djqueue.core.states import State
 from djqueue.management.commands import djqueue

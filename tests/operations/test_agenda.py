@@ -9,7 +9,7 @@ from django.core.management import CommandError, call_command
 
 from djqueue import job
 from djqueue.client import registry
-from djqueue.client.declared import declared
+from djqueue.client.declarations import declared
 from djqueue.client.storages import close_storage
 from djqueue.management.commands import djqueue, runworkers
 from djqueue.models import CronJob

@@ -7,7 +7,7 @@ import pytest
 
 from djqueue import job
 from djqueue.client import registry
-from djqueue.client.declared import declared
+from djqueue.client.declarations import declared
 from djqueue.core.units import to_datetime
 from djqueue.models import CronJob
 from djqueue.operations.declaring import declare

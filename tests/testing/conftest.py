@@ -1,7 +1,7 @@
 import pytest
 
 from djqueue.client import registry
-from djqueue.client.declared import declared
+from djqueue.client.declarations import declared
 
 
 @pytest.fixture(autouse=True)

@@ -145,7 +145,7 @@ def _of_queue(settings: "Settings", queue: str | None) -> dict[str, str]:
 
 def _of_job(settings: "Settings", job: str | None) -> dict[str, str]:
     """Return the options of a registered job, or the defaults of the settings."""
-    from djqueue.client.registered import registry
+    from djqueue.client import registry
 
     job_type = registry.find(job) if job is not None else None
     options = settings.defaults if job_type is None else job_type.options

@@ -10,7 +10,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import registry
-from djqueue.client.entries import check_arguments
 from djqueue.core.errors import ArgumentsError, DjqueueError
 from djqueue.core.units import to_datetime
 from djqueue.dashboard import audit, editing, redaction, rights, schedules
@@ -106,7 +105,7 @@ class ScheduleForm(ModelForm):
         """Check the arguments as enqueueing the job does."""
         call = {name: self.cleaned_data[name] for name in editing.ARGUMENTS}
         try:
-            check_arguments(self.cleaned_data.get("job_name", ""), [call])
+            registry.check_arguments(self.cleaned_data.get("job_name", ""), [call])
         except ArgumentsError as error:
             self.add_error(None, str(error))
 

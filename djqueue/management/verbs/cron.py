@@ -9,7 +9,6 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import CommandError
 
 from djqueue.client import get_storage, registry
-from djqueue.client.entries import check_arguments
 from djqueue.client.sending import enqueue
 from djqueue.core.errors import ArgumentsError, DjqueueError
 from djqueue.core.suggest import nearest
@@ -104,7 +103,7 @@ def create(options: Options, output: Output) -> None:
     )
     try:
         row.full_clean(validate_unique=False, validate_constraints=False)
-        check_arguments(row.job_name, [{"args": row.args, "kwargs": row.kwargs}])
+        registry.check_arguments(row.job_name, [{"args": row.args, "kwargs": row.kwargs}])
     except ArgumentsError as error:
         raise CommandError(str(error), returncode=MISUSED) from error
     except ValidationError as error:

@@ -5,8 +5,7 @@ from collections import Counter
 from typing import Any
 
 from djqueue.client import Queue, get_storage
-from djqueue.client.deadletters import DeadLetterCounts, RetriedDead
-from djqueue.client.queuedead import FILTERS
+from djqueue.client.deadletters import FILTERS, DeadLetterCounts, RetriedDead
 from djqueue.core.job import DeadLetterRecord
 from djqueue.core.messages import numbered
 from djqueue.core.units import to_datetime

@@ -7,7 +7,7 @@ from django.core.management.base import CommandError
 
 from djqueue.client import Queue, get_storage, registry
 from djqueue.client.info import JobInfo
-from djqueue.client.waiting import wait_for
+from djqueue.client.results import wait_for
 from djqueue.core.errors import JobFailedError, JobTimeoutError
 from djqueue.core.job import EnqueueResult, JobRecord
 from djqueue.core.states import State

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 from asgiref.sync import async_to_sync
 
-from djqueue.client import waiting
+from djqueue.client import results
 from djqueue.codecs import MSGPACK, encode
 from djqueue.core.errors import (
     JobCancelledError,
@@ -56,7 +56,7 @@ class WaitingContract(StorageCase):
     def test_waiting_caller_gets_the_result_of_the_job(self, storage: Storage, result: Any) -> None:
         data = encode(result, MSGPACK)
         with ended_at_once(storage, lambda claimed: completing(claimed, data)):
-            returned = waiting.enqueue_and_wait(storage, batch(), PATIENCE)
+            returned = results.enqueue_and_wait(storage, batch(), PATIENCE)
 
         assert returned == result
         assert type(returned) is type(result)
@@ -64,31 +64,31 @@ class WaitingContract(StorageCase):
     def test_waiting_coroutine_gets_the_result_of_the_job(self, storage: Storage) -> None:
         with ended_at_once(storage, completing):
             # On this thread: it has no connections of its own that somebody would have to close.
-            returned = async_to_sync(waiting.aenqueue_and_wait)(storage, batch(), PATIENCE)
+            returned = async_to_sync(results.aenqueue_and_wait)(storage, batch(), PATIENCE)
 
         assert returned == "result"
 
     def test_completed_job_returns_its_result_without_a_new_attempt(self, storage: Storage) -> None:
         job_id = a_completed_job(storage)
 
-        assert waiting.enqueue_and_wait(storage, batch(ids=[job_id]), PATIENCE) == "result"
+        assert results.enqueue_and_wait(storage, batch(ids=[job_id]), PATIENCE) == "result"
 
     def test_caller_waits_for_an_active_job_with_the_same_id(self, storage: Storage) -> None:
         first = an_active_job(storage, id="a")
         with when_asked_for(storage, lambda: finish(storage, completing(first))):
-            assert waiting.enqueue_and_wait(storage, batch(ids=["a"]), PATIENCE) == "result"
+            assert results.enqueue_and_wait(storage, batch(ids=["a"]), PATIENCE) == "result"
 
     def test_caller_waits_for_the_owner_of_a_unique_key(self, storage: Storage) -> None:
         first = an_active_job(storage, unique_key="k")
         with when_asked_for(storage, lambda: finish(storage, completing(first))):
-            assert waiting.enqueue_and_wait(storage, batch(unique_key="k"), PATIENCE) == "result"
+            assert results.enqueue_and_wait(storage, batch(unique_key="k"), PATIENCE) == "result"
 
     def test_caller_waits_until_a_retried_job_finishes(self, storage: Storage) -> None:
         def end(claimed: Claimed) -> Outcome:
             return retrying(claimed) if claimed.failures == 0 else completing(claimed)
 
         with ended_at_once(storage, end, "queued", "failing"):
-            assert waiting.enqueue_and_wait(storage, batch(), PATIENCE) == "result"
+            assert results.enqueue_and_wait(storage, batch(), PATIENCE) == "result"
 
     @pytest.mark.parametrize(
         ("reason", "kind"), [("explicit_fail", JobFailedError), ("max_attempts_exceeded", MaxRetriesError)]
@@ -100,7 +100,7 @@ class WaitingContract(StorageCase):
             ended_at_once(storage, lambda claimed: failing(claimed, reason)),
             pytest.raises(JobFailedError) as caught,
         ):
-            waiting.enqueue_and_wait(storage, batch(ids=["a"]), PATIENCE)
+            results.enqueue_and_wait(storage, batch(ids=["a"]), PATIENCE)
 
         error = caught.value
         assert type(error) is kind
@@ -109,7 +109,7 @@ class WaitingContract(StorageCase):
 
     def test_cancelled_job_raises_an_error_to_the_caller(self, storage: Storage) -> None:
         with ended_at_once(storage, cancelling), pytest.raises(JobCancelledError):
-            waiting.enqueue_and_wait(storage, batch(), PATIENCE)
+            results.enqueue_and_wait(storage, batch(), PATIENCE)
 
     def test_removed_job_raises_an_error_to_the_caller(self, storage: Storage) -> None:
         job_id = enqueue(storage, delay=LATER)
@@ -117,26 +117,26 @@ class WaitingContract(StorageCase):
             when_asked_for(storage, lambda: storage.jobs.remove(QUEUE, [job_id])),
             pytest.raises(JobNotFoundError),
         ):
-            waiting.enqueue_and_wait(storage, batch(ids=[job_id]), PATIENCE)
+            results.enqueue_and_wait(storage, batch(ids=[job_id]), PATIENCE)
 
     def test_expired_result_raises_an_error_to_the_caller(self, storage: Storage) -> None:
         job_id = a_completed_job(storage, result_ttl=SOON, retention=LATER)
         self.pass_time(storage, SOON + 1)
 
         with pytest.raises(JobNotFoundError, match="its result has expired"):
-            waiting.enqueue_and_wait(storage, batch(ids=[job_id]), PATIENCE)
+            results.enqueue_and_wait(storage, batch(ids=[job_id]), PATIENCE)
 
     def test_timeout_of_the_caller_does_not_stop_the_job(self, storage: Storage) -> None:
         # The enqueue itself must arrive on a busy machine, too.
         with (
-            patch.object(waiting, "LAST_LOOK", PATIENCE),
+            patch.object(results, "LAST_LOOK", PATIENCE),
             pytest.raises(JobTimeoutError, match="was not stopped"),
         ):
-            waiting.enqueue_and_wait(storage, batch(ids=["a"]), 0)
+            results.enqueue_and_wait(storage, batch(ids=["a"]), 0)
 
         assert state(storage, "a") is State.WAITING
         finish(storage, completing(claim_one(storage)))
-        assert waiting.enqueue_and_wait(storage, batch(ids=["a"]), PATIENCE) == "result"
+        assert results.enqueue_and_wait(storage, batch(ids=["a"]), PATIENCE) == "result"
 
 
 @contextmanager

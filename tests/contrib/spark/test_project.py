@@ -4,7 +4,7 @@ import pytest
 from psycopg import IsolationLevel
 
 from djqueue import job
-from djqueue.client.registered import registry
+from djqueue.client import registry
 from djqueue.contrib.spark.aliases import parse
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.project import with_defaults

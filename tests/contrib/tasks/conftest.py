@@ -6,7 +6,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from djqueue.client import registry
-from djqueue.client.declared import declared
+from djqueue.client.declarations import declared
 from djqueue.testing.draining import drain
 
 pytest.importorskip("djqueue.contrib.tasks", exc_type=ImproperlyConfigured)

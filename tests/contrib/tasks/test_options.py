@@ -8,7 +8,7 @@ from django.db import transaction
 
 from djqueue import Permissions
 from djqueue.client import get_storage, registry
-from djqueue.client.declared import declared
+from djqueue.client.declarations import declared
 from djqueue.contrib.tasks import DjqueueTask, task
 from djqueue.contrib.tasks.compat import InvalidTask, task_backends
 from djqueue.core.states import State

@@ -1,31 +1,126 @@
-"""The events of a worker: one function for each, which feeds the log, the counters and the signals."""
+"""Outages of the storage: one log record for each, whichever operations failed.
+
+The events of a worker: one function for each, which feeds the log, the counters and the signals.
+"""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import Any
 
 from django.dispatch import Signal
 
 from djqueue.client.announcing import announcer
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Claimed, Outcome
 from djqueue.core.unhandled import Unhandled
-from djqueue.signals import (
-    job_cancelled,
-    job_completed,
-    job_dead,
-    job_failed,
-    job_retrying,
-    job_started,
-)
+from djqueue.signals import job_cancelled, job_completed, job_dead, job_failed, job_retrying, job_started
 
-from .outages import OutageLog
+from .runs import Run
 from .tracebacks import exc_info
 
-if TYPE_CHECKING:
-    from .runs import Run
-
 logger = logging.getLogger("djqueue.worker")
+
+PATIENCE = 5_000
+"""Milliseconds after which an outage is logged before it is over: it is longer than a restart."""
+
+WORK = "claim and finish"
+"""The operation that a worker repeats all the time. Its success also ends the outage of operations that are
+not retried."""
+RETRIED_WITHIN = 5_000
+"""Milliseconds for which a failed operation keeps an outage open, because it may never be retried."""
+
+
+class OutageLog:
+    """Logs the failures of a worker's storage. All methods may be called from any thread.
+
+    An unavailable storage, such as a scheduler during its restart, is an outage: one record is logged when it
+    is over, and one before that if it lasts. It is over when every operation that failed works again, or has
+    not been retried for a while: a slow or partly unavailable storage still answers some calls. Any other
+    error is a fault, and is logged with its traceback.
+    """
+
+    def __init__(self, worker_id: str, monotonic: Callable[[], int]) -> None:
+        self._worker_id = worker_id
+        self._monotonic = monotonic
+        self._lock = Lock()
+        self._faulty: set[str] = set()
+        """Operations whose last call raised a fault."""
+        self._unavailable: dict[str, int] = {}
+        """Operations whose last call found the storage unavailable, with the time of that call."""
+        self._since = 0
+        self._answered_at: int | None = None
+        """Time of the first success after the last failure."""
+        self._is_logged = False
+
+    def failed(self, operation: str, error: BaseException) -> None:
+        """Note that an operation of the storage failed."""
+        if isinstance(error, StorageUnavailableError):
+            self._note_unavailable(operation, error)
+            return
+        with self._lock:
+            is_new = operation not in self._faulty
+            self._faulty.add(operation)
+        if is_new:
+            logger.error(
+                "Worker %s: the storage failed (%s); retrying until the operation succeeds: %s",
+                self._worker_id,
+                operation,
+                error,
+                exc_info=error,
+            )
+
+    def worked(self, operation: str) -> None:
+        """Note that an operation of the storage worked."""
+        if not self._faulty and not self._unavailable:
+            return
+        with self._lock:
+            was_faulty = operation in self._faulty
+            self._faulty.discard(operation)
+            ends = operation in self._unavailable or (operation == WORK and bool(self._unavailable))
+            is_over = ends and self._is_over_with(operation)
+        if was_faulty:
+            logger.warning("Worker %s: the storage works again (%s)", self._worker_id, operation)
+        if is_over:
+            logger.log(
+                logging.WARNING if self._is_logged else logging.INFO,
+                "Worker %s: the storage is available again after %.1f s; reporting the jobs that finished "
+                "meanwhile",
+                self._worker_id,
+                ((self._answered_at or self._since) - self._since) / 1_000,
+            )
+
+    def _is_over_with(self, operation: str) -> bool:
+        """Note that an operation works again; return whether that ends the outage."""
+        now = self._monotonic()
+        self._unavailable.pop(operation, None)
+        if self._answered_at is None:
+            self._answered_at = now
+        if any(now - failed_at < RETRIED_WITHIN for failed_at in self._unavailable.values()):
+            return False
+        self._unavailable.clear()
+        return True
+
+    def _note_unavailable(self, operation: str, error: StorageUnavailableError) -> None:
+        now = self._monotonic()
+        with self._lock:
+            if not self._unavailable:
+                self._since, self._is_logged = now, False
+            self._unavailable[operation] = now
+            self._answered_at = None
+            lasts = now - self._since >= PATIENCE and not self._is_logged
+            self._is_logged = self._is_logged or lasts
+        if lasts:
+            logger.warning(
+                "Worker %s: the storage has been unavailable for %.1f s (%s: %s); running jobs continue, "
+                "and their results are reported when the storage is available again",
+                self._worker_id,
+                (now - self._since) / 1_000,
+                operation,
+                error,
+            )
 
 
 @dataclass(slots=True)
@@ -71,13 +166,13 @@ class RunEvents:
 
     # Outcomes.
 
-    def started(self, run: "Run") -> None:
+    def started(self, run: Run) -> None:
         """Record that a job was handed to its handler."""
         logger.debug("%s started", _name(run), extra=_extra(run.claimed))
         if job_started.receivers:
             self._announce(job_started, run)
 
-    def completed(self, run: "Run", now: int) -> None:
+    def completed(self, run: Run, now: int) -> None:
         """Record that the storage accepted a job's completion."""
         self.counters.completed += 1
         if run.overran:
@@ -90,7 +185,7 @@ class RunEvents:
         if job_completed.receivers:
             self._announce(job_completed, run, duration=(now - run.since) / 1_000)
 
-    def retried(self, run: "Run") -> None:
+    def retried(self, run: Run) -> None:
         """Record that an attempt failed and will be retried."""
         self.counters.retried += 1
         outcome = run.outcome
@@ -111,7 +206,7 @@ class RunEvents:
         if job_retrying.receivers:
             self._announce(job_retrying, run, error=outcome.error, delay=outcome.delay / 1_000)
 
-    def failed(self, run: "Run") -> None:
+    def failed(self, run: Run) -> None:
         """Record that a job failed permanently and is now a dead letter."""
         self.counters.failed += 1
         outcome = run.outcome
@@ -130,7 +225,7 @@ class RunEvents:
             about = {"reason": outcome.reason, "error": outcome.error}
             self._send_signal(job_dead, run.claimed.name, **_of_job(run), **about)
 
-    def cancelled(self, run: "Run") -> None:
+    def cancelled(self, run: Run) -> None:
         """Record that a job ended as cancelled."""
         self.counters.cancelled += 1
         logger.info("%s cancelled", _name(run), extra=_extra(run.claimed))
@@ -138,12 +233,12 @@ class RunEvents:
             reason = "" if run.outcome is None else run.outcome.reason
             self._send_signal(job_cancelled, run.claimed.name, **_of_job(run), reason=reason)
 
-    def released(self, run: "Run") -> None:
+    def released(self, run: Run) -> None:
         """Record that a job returned to its queue without using up an attempt."""
         self.counters.released += 1
         logger.info("%s released; it runs again later", _name(run), extra=_extra(run.claimed))
 
-    def lost(self, run: "Run") -> None:
+    def lost(self, run: Run) -> None:
         """Record that a run ended after its lease was lost."""
         self.counters.lost += 1
         logger.warning(
@@ -162,7 +257,7 @@ class RunEvents:
 
     # Handlers.
 
-    def stop_requested(self, run: "Run") -> None:
+    def stop_requested(self, run: Run) -> None:
         """Log that a handler was asked to stop."""
         logger.info(
             "%s was asked to stop (%s)",
@@ -182,7 +277,7 @@ class RunEvents:
             extra={"queue": jobs.queue, "job_name": jobs.name},
         )
 
-    def overran(self, run: "Run") -> None:
+    def overran(self, run: Run) -> None:
         """Log that a handler in a thread exceeded its timeout; it can only be asked to stop."""
         logger.warning(
             "%s exceeded its timeout; it runs in a thread and stops only if the handler checks "
@@ -191,7 +286,7 @@ class RunEvents:
             extra=_extra(run.claimed),
         )
 
-    def stuck(self, run: "Run", late: int) -> None:
+    def stuck(self, run: Run, late: int) -> None:
         """Log that the process of a handler ends, because the handler does not."""
         logger.error(
             "%s is still running %.0f s after its timeout. This process finishes its other jobs and is "
@@ -201,7 +296,7 @@ class RunEvents:
             extra=_extra(run.claimed),
         )
 
-    def overrunning(self, run: "Run", late: int) -> None:
+    def overrunning(self, run: Run, late: int) -> None:
         """Log that a handler still runs long after its timeout."""
         logger.warning(
             "%s is still running %.0f s after its timeout, and keeps its slot",
@@ -210,7 +305,7 @@ class RunEvents:
             extra=_extra(run.claimed),
         )
 
-    def backoff_failed(self, run: "Run", error: BaseException) -> None:
+    def backoff_failed(self, run: Run, error: BaseException) -> None:
         """Log that a job type's backoff function failed."""
         logger.error(
             "%s: the backoff function raised an exception; using the default backoff",
@@ -219,7 +314,7 @@ class RunEvents:
             extra=_extra(run.claimed),
         )
 
-    def cleanup_failed(self, run: "Run | None", error: BaseException) -> None:
+    def cleanup_failed(self, run: Run | None, error: BaseException) -> None:
         """Log that Django's database connections could not be cleaned after a job or an idle time."""
         logger.warning(
             "%s: closing the thread's database connections failed; the thread continues",
@@ -228,7 +323,7 @@ class RunEvents:
             extra={} if run is None else _extra(run.claimed),
         )
 
-    def called_twice(self, run: "Run") -> None:
+    def called_twice(self, run: Run) -> None:
         """Log that a callback handler called `done` again."""
         logger.warning(
             "%s: the handler called done() more than once; only the first call counts",
@@ -275,7 +370,7 @@ class RunEvents:
             error,
         )
 
-    def denied(self, run: "Run", target: str) -> None:
+    def denied(self, run: Run, target: str) -> None:
         """Log that the permissions of a job did not allow a connection."""
         logger.warning("%s was denied access to %s", _name(run), target, extra=_extra(run.claimed))
 
@@ -301,7 +396,7 @@ class RunEvents:
             executing,
         )
 
-    def abandoned(self, run: "Run", outcome: Outcome) -> None:
+    def abandoned(self, run: Run, outcome: Outcome) -> None:
         """Log that a job did not stop, and what becomes of its handler and of the job."""
         logger.warning(
             "%s did not stop when it was asked to: %s, and %s",
@@ -353,20 +448,20 @@ class RunEvents:
     def _send_signal(self, signal: Signal, name: str, **about: Any) -> None:
         announcer.announce(signal, name, **about)
 
-    def _announce(self, signal: Signal, run: "Run", **about: Any) -> None:
+    def _announce(self, signal: Signal, run: Run, **about: Any) -> None:
         of_run = {"attempt": run.claimed.attempts, "worker": self._worker_id}
         self._send_signal(signal, run.claimed.name, **_of_job(run), **of_run, **about)
 
 
-def _of_job(run: "Run") -> dict[str, Any]:
+def _of_job(run: Run) -> dict[str, Any]:
     return {"queue": run.claimed.queue, "job_id": run.claimed.id}
 
 
-def _name(run: "Run") -> str:
+def _name(run: Run) -> str:
     return f"{run.claimed.name} [{run.claimed.id}]"
 
 
-def _error_text(run: "Run") -> str:
+def _error_text(run: Run) -> str:
     error = run.outcome.error if run.outcome is not None else None
     return "" if error is None else f"{error.type}: {error.message}"
 

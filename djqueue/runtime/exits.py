@@ -1,6 +1,8 @@
 """The end of processes: exit codes, the signal that stops a child, and its tie to its parent.
 
 Standard library only: a sandboxed child imports this module before anything else.
+
+The supervisor of this process, which workers show in the storage's list of workers.
 """
 
 import ctypes
@@ -100,3 +102,18 @@ def _reset_signals() -> None:
     for number in GROUP_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     _let_signals()
+
+
+_supervisor: int | None = None
+
+
+def note_supervisor(pid: int) -> None:
+    """Store the process ID of the supervisor that forked this process."""
+    global _supervisor
+    _supervisor = pid
+
+
+def supervisor() -> int | None:
+    """Return the process ID of this process's supervisor; None if it has none."""
+    # A fork of a child, such as a pool's process, has another parent.
+    return _supervisor if _supervisor == os.getppid() else None

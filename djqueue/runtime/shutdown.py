@@ -2,12 +2,11 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from .stopping import Stop
-
-if TYPE_CHECKING:
-    from .worker import Worker
+from .claiming import ClaimLoop
+from .context import WorkerContext
+from .executors import Executor
+from .runs import Stop
 
 GRACE = 2.0
 """Seconds that jobs have between being asked to stop and being released."""
@@ -22,14 +21,14 @@ CUT = 1.0
 class Shutdown:
     """The steps of a shutdown, each with its time limit. All methods are called on the loop."""
 
-    def __init__(self, worker: "Worker") -> None:
-        self._loop = worker.loop
-        self._runs = worker.runs
-        self._wake_event = worker.wake_event
-        self._events = worker.events
-        self._timeout = worker.options.shutdown_timeout / 1_000
-        self._claim_loop = worker.claim_loop
-        self._executor = worker.executor
+    def __init__(self, context: WorkerContext, claim_loop: ClaimLoop, executor: Executor) -> None:
+        self._loop = context.loop
+        self._runs = context.runs
+        self._wake_event = context.wake_event
+        self._events = context.events
+        self._timeout = context.options.shutdown_timeout / 1_000
+        self._claim_loop = claim_loop
+        self._executor = executor
         self._timer: asyncio.TimerHandle | None = None
         self._has_begun = False
         self._has_asked = False

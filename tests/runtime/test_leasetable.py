@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from djqueue.core.job import Lease
-from djqueue.runtime.leasekeeper import Keeping
-from djqueue.runtime.leasetable import LeaseTable, LeaseTableView, TornReadError
+from djqueue.runtime.leases import Keeping, LeaseTable, LeaseTableView, TornReadError
 
 LEASE = 12_000
 BIG = 1 << 90

@@ -8,7 +8,7 @@ import pytest
 
 from djqueue import Queue, Worker
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.runtime.outages import OutageLog
+from djqueue.runtime.events import OutageLog
 from tests.runtime.running import HANDLER, messages, reached, working
 from tests.runtime.storages import FailingStorage
 from tests.support import PATIENCE, aeventually
@@ -20,7 +20,7 @@ def storage() -> FailingStorage:
 
 
 async def test_results_are_kept_until_the_storage_is_available_again(storage, queue, caplog, monkeypatch):
-    monkeypatch.setattr("djqueue.runtime.outages.PATIENCE", 0)
+    monkeypatch.setattr("djqueue.runtime.events.PATIENCE", 0)
     done = asyncio.Event()
 
     async def handler(job):

@@ -35,15 +35,15 @@ from djqueue.operations.mirroring import mirroring
 from djqueue.operations.relay import relaying
 from djqueue.operations.scheduling import declare_now
 from djqueue.runtime import Worker
-from djqueue.runtime.attemptcount import AttemptCount
 from djqueue.runtime.console import NO_HANDLERS, banner, findings, summary, visible_logs
 from djqueue.runtime.executors.sandbox.errors import SandboxUnavailableError
 from djqueue.runtime.exits import CONFIG, FINISHED, MISUSED, RECYCLED, leave, let_forks_end
-from djqueue.runtime.heartbeat import SHARE
-from djqueue.runtime.leasekeeper import LeaseKeeper, can_keep
-from djqueue.runtime.reloading import ReloadingParent, child_command
+from djqueue.runtime.leases import LeaseKeeper, can_keep
+from djqueue.runtime.runs import AttemptCount
 from djqueue.runtime.serving import CHILD_SIGNALS, interruptible, serve
 from djqueue.runtime.supervisor import ProcessLimits, Supervisor
+from djqueue.runtime.supervisor.reloading import ReloadingParent, child_command
+from djqueue.runtime.watching import SHARE
 from djqueue.storage.base import Storage
 
 if TYPE_CHECKING:

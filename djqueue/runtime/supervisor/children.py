@@ -15,9 +15,18 @@ from typing import NamedTuple, NoReturn
 
 from django.db import connections
 
-from ..exits import FAILED, FINISHED, GROUP_SIGNALS, STOP, end_with, ignore, leave, name_process
+from ..exits import (
+    FAILED,
+    FINISHED,
+    GROUP_SIGNALS,
+    STOP,
+    end_with,
+    ignore,
+    leave,
+    name_process,
+    note_supervisor,
+)
 from ..serving import interrupt
-from ..supervised import note_supervisor
 
 LOOK_FOR_PARENT = 0.5
 """Seconds between checks for the parent, on systems that do not end a child with it."""

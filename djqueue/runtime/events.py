@@ -1,11 +1,9 @@
-"""Outages of the storage: one log record for each, whichever operations failed.
-
-The events of a worker: one function for each, which feeds the log, the counters and the signals.
-"""
+"""The events of a worker: each feeds the log, the counters and the signals. Payloads are never logged."""
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from logging import DEBUG, ERROR, INFO, WARNING
 from threading import Lock
 from typing import Any
 
@@ -16,21 +14,309 @@ from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Claimed, Outcome
 from djqueue.core.unhandled import Unhandled
-from djqueue.signals import job_cancelled, job_completed, job_dead, job_failed, job_retrying, job_started
+from djqueue.signals import (
+    job_cancelled,
+    job_completed,
+    job_dead,
+    job_failed,
+    job_retrying,
+    job_started,
+)
 
 from .runs import Run
 from .tracebacks import exc_info
 
-logger = logging.getLogger("djqueue.worker")
-
-PATIENCE = 5_000
-"""Milliseconds after which an outage is logged before it is over: it is longer than a restart."""
-
 WORK = "claim and finish"
 """The operation that a worker repeats all the time. Its success also ends the outage of operations that are
 not retried."""
+PATIENCE = 5_000
+"""Milliseconds after which an outage is logged before it is over: it is longer than a restart."""
 RETRIED_WITHIN = 5_000
 """Milliseconds for which a failed operation keeps an outage open, because it may never be retried."""
+
+logger = logging.getLogger("djqueue.worker")
+
+
+@dataclass(slots=True)
+class Counters:
+    """Numbers of a worker's attempts since it started, by outcome."""
+
+    claimed: int = 0
+    completed: int = 0
+    retried: int = 0
+    """Attempts that failed and are retried."""
+    failed: int = 0
+    """Jobs that failed permanently."""
+    cancelled: int = 0
+    released: int = 0
+    """Attempts that do not count: snoozed by the handler, or interrupted by the worker's shutdown."""
+    lost: int = 0
+    """Attempts that ended after their lease: their results were discarded."""
+
+    @property
+    def processed(self) -> int:
+        """Attempts whose outcomes the storage accepted."""
+        return self.completed + self.retried + self.failed + self.cancelled
+
+
+def worker_event(level: int, text: str) -> Callable[..., None]:
+    """Return a method that logs an event of the worker: the text takes its id and the method's arguments."""
+
+    def log(self: "RunEvents", *values: object) -> None:
+        logger.log(level, text, self._worker_id, *values)
+
+    return log
+
+
+def run_event(level: int, text: str) -> Callable[..., None]:
+    """Return a method that logs an event of a run: the text takes its job and the other arguments."""
+
+    def log(self: "RunEvents", run: Run, *values: object) -> None:
+        self._log(level, run, text, *values)
+
+    return log
+
+
+class RunEvents:
+    """Counts, logs and announces the events of one worker."""
+
+    def __init__(self, worker_id: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.counters = Counters()
+        self._worker_id = worker_id
+        self._outages = OutageLog(worker_id, clock.monotonic)
+        self._summed = 0
+
+    @property
+    def verbose(self) -> bool:
+        """Whether the start and end of every job are logged or have signal receivers."""
+        return bool(job_started.receivers or job_completed.receivers) or logger.isEnabledFor(DEBUG)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether signal receivers are so slow that the worker must not claim more jobs."""
+        return announcer.is_behind
+
+    # Outcomes.
+
+    def started(self, run: Run) -> None:
+        """Record that a job was handed to its handler."""
+        self._log(DEBUG, run, "%s started")
+        if job_started.receivers:
+            self._announce(job_started, run)
+
+    def completed(self, run: Run, now: int) -> None:
+        """Record that the storage accepted a job's completion."""
+        self.counters.completed += 1
+        if run.overran:
+            self._log(WARNING, run, "%s completed %d ms past its timeout", run.overran_by(now))
+        elif logger.isEnabledFor(DEBUG):
+            self._log(DEBUG, run, "%s completed in %d ms", now - run.since)
+        if job_completed.receivers:
+            self._announce(job_completed, run, duration=(now - run.since) / 1_000)
+
+    def retried(self, run: Run) -> None:
+        """Record that an attempt failed and will be retried."""
+        self.counters.retried += 1
+        outcome = _outcome(run)
+        delay = outcome.delay / 1_000
+        self._log(
+            WARNING,
+            run,
+            "%s failed (%d of %d attempts), retrying in %.1f s: %s",
+            run.claimed.failures + 1,
+            run.claimed.options.max_attempts,
+            delay,
+            _error_text(outcome),
+            error=run.error,
+        )
+        if job_failed.receivers:
+            self._announce(job_failed, run, error=outcome.error)
+        if job_retrying.receivers:
+            self._announce(job_retrying, run, error=outcome.error, delay=delay)
+
+    def failed(self, run: Run) -> None:
+        """Record that a job failed permanently and is now a dead letter."""
+        self.counters.failed += 1
+        outcome = _outcome(run)
+        self._log(
+            ERROR,
+            run,
+            "%s failed permanently (%s): %s",
+            outcome.reason,
+            _error_text(outcome),
+            error=run.error,
+        )
+        if job_failed.receivers:
+            self._announce(job_failed, run, error=outcome.error)
+        if job_dead.receivers:
+            about = {"reason": outcome.reason, "error": outcome.error}
+            self._send_signal(job_dead, run.claimed.name, **_of_job(run), **about)
+
+    def cancelled(self, run: Run) -> None:
+        """Record that a job ended as cancelled."""
+        self.counters.cancelled += 1
+        self._log(INFO, run, "%s cancelled")
+        if job_cancelled.receivers:
+            reason = "" if run.outcome is None else run.outcome.reason
+            self._send_signal(job_cancelled, run.claimed.name, **_of_job(run), reason=reason)
+
+    def released(self, run: Run) -> None:
+        """Record that a job returned to its queue without using up an attempt."""
+        self.counters.released += 1
+        self._log(INFO, run, "%s released; it runs again later")
+
+    def lost(self, run: Run) -> None:
+        """Record that a run ended after its lease was lost."""
+        self.counters.lost += 1
+        self._log(WARNING, run, "Lost the lease on job %s; its result was discarded")
+
+    # Handlers. Each method that `run_event` returns is called with a run, and with what the text takes.
+
+    def stop_requested(self, run: Run) -> None:
+        """Log that a handler was asked to stop, and why."""
+        self._log(INFO, run, "%s was asked to stop (%s)", run.stop.name.lower())
+
+    overran = run_event(
+        WARNING,
+        "%s exceeded its timeout; it runs in a thread and stops only if the handler checks "
+        "current_job().cancelled",
+    )
+    stuck = run_event(
+        ERROR,
+        "%s is still running %.0f s after its timeout. This process finishes its other jobs and is "
+        "replaced; the job then counts as timed out. Choose the executor 'isolated' for such jobs",
+    )
+    overrunning = run_event(WARNING, "%s is still running %.0f s after its timeout, and keeps its slot")
+    called_twice = run_event(
+        WARNING, "%s: the handler called done() more than once; only the first call counts"
+    )
+    denied = run_event(WARNING, "%s was denied access to %s")
+
+    def abandoned(self, run: Run, outcome: Outcome) -> None:
+        """Log that a job did not stop, and what becomes of its handler and of the job."""
+        self._log(
+            WARNING,
+            run,
+            "%s did not stop when it was asked to: %s, and %s",
+            "its process was killed" if run.in_process else "its handler runs on until this process exits",
+            "the job returned to its queue" if outcome.kind == "release" else "the attempt failed (timeout)",
+        )
+
+    def backoff_failed(self, run: Run, error: BaseException) -> None:
+        """Log that a job type's backoff function failed."""
+        logger.error(
+            "%s: the backoff function raised an exception; using the default backoff",
+            _name(run),
+            exc_info=error,
+            extra=_extra(run.claimed),
+        )
+
+    def cleanup_failed(self, run: Run | None, error: BaseException) -> None:
+        """Log that Django's database connections could not be cleaned after a job or an idle time."""
+        logger.warning(
+            "%s: closing the thread's database connections failed; the thread continues",
+            f"Worker {self._worker_id}" if run is None else _name(run),
+            exc_info=error,
+            extra={} if run is None else _extra(run.claimed),
+        )
+
+    def unexpected(self, claimed: Claimed) -> None:
+        """Log that the storage returned a job with a name that was not requested."""
+        logger.error(
+            "The storage returned a job named %r, for which this worker has no handler; the job was released",
+            claimed.name,
+            extra=_extra(claimed),
+        )
+
+    def unhandled(self, jobs: Unhandled) -> None:
+        """Log that jobs are waiting which no live worker can run."""
+        logger.warning(
+            "%d job(s) named %s are waiting in queue %s, and no live worker has a handler for them. Deploy "
+            "the code that defines the job and restart runworkers, or cancel the jobs.",
+            jobs.jobs,
+            jobs.name,
+            jobs.queue,
+            extra={"queue": jobs.queue, "job_name": jobs.name},
+        )
+
+    # The worker. Each method that `worker_event` returns is called with what the text takes after the id.
+
+    worker_started = worker_event(INFO, "Worker %s started")
+    stopping = worker_event(INFO, "Worker %s is stopping; %d jobs are still running")
+    asking_to_stop = worker_event(WARNING, "Worker %s: asking %d jobs that are still running to stop")
+    undelivered = worker_event(
+        ERROR,
+        "Worker %s could not report the results of %d jobs to the storage; the jobs will run again",
+    )
+    worker_stopped = worker_event(INFO, "Worker %s stopped")
+    command_received = worker_event(INFO, "Worker %s received the command: %s")
+    command_unknown = worker_event(
+        WARNING, "Worker %s ignored the unknown command %r; a newer version of djqueue may have sent it"
+    )
+    template_slow = worker_event(
+        WARNING,
+        "Worker %s: jobs in processes of their own have waited %.0f s for the import of their modules",
+    )
+    strays_left = worker_event(
+        ERROR, "Worker %s: %d processes that jobs have left behind could not be killed"
+    )
+
+    def template_failed(self, error: BaseException, retry: float) -> None:
+        """Log that the template process of jobs in processes of their own failed."""
+        logger.error(
+            "Worker %s: jobs in processes of their own cannot start, trying again in %g s: %s",
+            self._worker_id,
+            retry,
+            error,
+        )
+
+    def dump_failed(self, error: BaseException) -> None:
+        """Log that the stacks of threads and tasks could not be read or saved."""
+        logger.error("Worker %s could not save its stack dump", self._worker_id, exc_info=error)
+
+    def ignored(self, what: str) -> None:
+        """Log that a request, or a result of an abandoned handler, came after the worker had ended."""
+        logger.debug("Ignored %s, because worker %s has stopped", what, self._worker_id)
+
+    def summary(self, executing: int) -> None:
+        """Log the jobs processed since the last summary, if there are any."""
+        counters = self.counters
+        processed = counters.processed - self._summed
+        if processed:
+            self._summed = counters.processed
+            logger.info(
+                "Processed %d jobs since the last summary; %d running; total: %d completed, %d failed, "
+                "%d retried, %d cancelled",
+                processed,
+                executing,
+                counters.completed,
+                counters.failed,
+                counters.retried,
+                counters.cancelled,
+            )
+
+    # The storage.
+
+    def storage_failed(self, operation: str, error: BaseException) -> None:
+        """Log that an operation of the storage failed, as `OutageLog` does."""
+        self._outages.failed(operation, error)
+
+    def storage_worked(self, operation: str) -> None:
+        """Note that an operation of the storage worked, which may end an outage."""
+        self._outages.worked(operation)
+
+    def _log(
+        self, level: int, run: Run, text: str, *values: object, error: BaseException | None = None
+    ) -> None:
+        """Log an event of a run; a traceback begins at its handler."""
+        logger.log(level, text, _name(run), *values, exc_info=exc_info(error), extra=_extra(run.claimed))
+
+    def _send_signal(self, signal: Signal, name: str, **about: Any) -> None:
+        announcer.announce(signal, name, **about)
+
+    def _announce(self, signal: Signal, run: Run, **about: Any) -> None:
+        of_run = {"attempt": run.claimed.attempts, "worker": self._worker_id}
+        self._send_signal(signal, run.claimed.name, **_of_job(run), **of_run, **about)
 
 
 class OutageLog:
@@ -123,334 +409,14 @@ class OutageLog:
             )
 
 
-@dataclass(slots=True)
-class Counters:
-    """Numbers of a worker's attempts since it started, by outcome."""
-
-    claimed: int = 0
-    completed: int = 0
-    retried: int = 0
-    """Attempts that failed and are retried."""
-    failed: int = 0
-    """Jobs that failed permanently."""
-    cancelled: int = 0
-    released: int = 0
-    """Attempts that do not count: snoozed by the handler, or interrupted by the worker's shutdown."""
-    lost: int = 0
-    """Attempts that ended after their lease: their results were discarded."""
-
-    @property
-    def processed(self) -> int:
-        """Attempts whose outcomes the storage accepted."""
-        return self.completed + self.retried + self.failed + self.cancelled
+def _outcome(run: Run) -> Outcome:
+    assert run.outcome is not None
+    return run.outcome
 
 
-class RunEvents:
-    """Counts, logs and announces the events of one worker. Payloads are never logged."""
-
-    def __init__(self, worker_id: str, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.counters = Counters()
-        self._worker_id = worker_id
-        self._outages = OutageLog(worker_id, clock.monotonic)
-        self._summed = 0
-
-    @property
-    def verbose(self) -> bool:
-        """Whether the start and end of every job are logged or have signal receivers."""
-        return bool(job_started.receivers or job_completed.receivers) or logger.isEnabledFor(logging.DEBUG)
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether signal receivers are so slow that the worker must not claim more jobs."""
-        return announcer.is_behind
-
-    # Outcomes.
-
-    def started(self, run: Run) -> None:
-        """Record that a job was handed to its handler."""
-        logger.debug("%s started", _name(run), extra=_extra(run.claimed))
-        if job_started.receivers:
-            self._announce(job_started, run)
-
-    def completed(self, run: Run, now: int) -> None:
-        """Record that the storage accepted a job's completion."""
-        self.counters.completed += 1
-        if run.overran:
-            logger.warning(
-                "%s completed %d ms past its timeout", _name(run), run.overran_by(now),
-                extra=_extra(run.claimed),
-            )  # fmt: skip
-        elif logger.isEnabledFor(logging.DEBUG):
-            logger.debug("%s completed in %d ms", _name(run), now - run.since, extra=_extra(run.claimed))
-        if job_completed.receivers:
-            self._announce(job_completed, run, duration=(now - run.since) / 1_000)
-
-    def retried(self, run: Run) -> None:
-        """Record that an attempt failed and will be retried."""
-        self.counters.retried += 1
-        outcome = run.outcome
-        assert outcome is not None
-        options = run.claimed.options
-        logger.warning(
-            "%s failed (%d of %d attempts), retrying in %.1f s: %s",
-            _name(run),
-            run.claimed.failures + 1,
-            options.max_attempts,
-            outcome.delay / 1_000,
-            _error_text(run),
-            exc_info=exc_info(run.error),
-            extra=_extra(run.claimed),
-        )
-        if job_failed.receivers:
-            self._announce(job_failed, run, error=outcome.error)
-        if job_retrying.receivers:
-            self._announce(job_retrying, run, error=outcome.error, delay=outcome.delay / 1_000)
-
-    def failed(self, run: Run) -> None:
-        """Record that a job failed permanently and is now a dead letter."""
-        self.counters.failed += 1
-        outcome = run.outcome
-        assert outcome is not None
-        logger.error(
-            "%s failed permanently (%s): %s",
-            _name(run),
-            outcome.reason,
-            _error_text(run),
-            exc_info=exc_info(run.error),
-            extra=_extra(run.claimed),
-        )
-        if job_failed.receivers:
-            self._announce(job_failed, run, error=outcome.error)
-        if job_dead.receivers:
-            about = {"reason": outcome.reason, "error": outcome.error}
-            self._send_signal(job_dead, run.claimed.name, **_of_job(run), **about)
-
-    def cancelled(self, run: Run) -> None:
-        """Record that a job ended as cancelled."""
-        self.counters.cancelled += 1
-        logger.info("%s cancelled", _name(run), extra=_extra(run.claimed))
-        if job_cancelled.receivers:
-            reason = "" if run.outcome is None else run.outcome.reason
-            self._send_signal(job_cancelled, run.claimed.name, **_of_job(run), reason=reason)
-
-    def released(self, run: Run) -> None:
-        """Record that a job returned to its queue without using up an attempt."""
-        self.counters.released += 1
-        logger.info("%s released; it runs again later", _name(run), extra=_extra(run.claimed))
-
-    def lost(self, run: Run) -> None:
-        """Record that a run ended after its lease was lost."""
-        self.counters.lost += 1
-        logger.warning(
-            "Lost the lease on job %s; its result was discarded",
-            _name(run),
-            extra=_extra(run.claimed),
-        )
-
-    def unexpected(self, claimed: Claimed) -> None:
-        """Log that the storage returned a job with a name that was not requested."""
-        logger.error(
-            "The storage returned a job named %r, for which this worker has no handler; the job was released",
-            claimed.name,
-            extra=_extra(claimed),
-        )
-
-    # Handlers.
-
-    def stop_requested(self, run: Run) -> None:
-        """Log that a handler was asked to stop."""
-        logger.info(
-            "%s was asked to stop (%s)",
-            _name(run),
-            run.stop.name.lower(),
-            extra=_extra(run.claimed),
-        )
-
-    def unhandled(self, jobs: Unhandled) -> None:
-        """Log that jobs are waiting which no live worker can run."""
-        logger.warning(
-            "%d job(s) named %s are waiting in queue %s, and no live worker has a handler for them. Deploy "
-            "the code that defines the job and restart runworkers, or cancel the jobs.",
-            jobs.jobs,
-            jobs.name,
-            jobs.queue,
-            extra={"queue": jobs.queue, "job_name": jobs.name},
-        )
-
-    def overran(self, run: Run) -> None:
-        """Log that a handler in a thread exceeded its timeout; it can only be asked to stop."""
-        logger.warning(
-            "%s exceeded its timeout; it runs in a thread and stops only if the handler checks "
-            "current_job().cancelled",
-            _name(run),
-            extra=_extra(run.claimed),
-        )
-
-    def stuck(self, run: Run, late: int) -> None:
-        """Log that the process of a handler ends, because the handler does not."""
-        logger.error(
-            "%s is still running %.0f s after its timeout. This process finishes its other jobs and is "
-            "replaced; the job then counts as timed out. Choose the executor 'isolated' for such jobs",
-            _name(run),
-            late / 1_000,
-            extra=_extra(run.claimed),
-        )
-
-    def overrunning(self, run: Run, late: int) -> None:
-        """Log that a handler still runs long after its timeout."""
-        logger.warning(
-            "%s is still running %.0f s after its timeout, and keeps its slot",
-            _name(run),
-            late / 1_000,
-            extra=_extra(run.claimed),
-        )
-
-    def backoff_failed(self, run: Run, error: BaseException) -> None:
-        """Log that a job type's backoff function failed."""
-        logger.error(
-            "%s: the backoff function raised an exception; using the default backoff",
-            _name(run),
-            exc_info=error,
-            extra=_extra(run.claimed),
-        )
-
-    def cleanup_failed(self, run: Run | None, error: BaseException) -> None:
-        """Log that Django's database connections could not be cleaned after a job or an idle time."""
-        logger.warning(
-            "%s: closing the thread's database connections failed; the thread continues",
-            f"Worker {self._worker_id}" if run is None else _name(run),
-            exc_info=error,
-            extra={} if run is None else _extra(run.claimed),
-        )
-
-    def called_twice(self, run: Run) -> None:
-        """Log that a callback handler called `done` again."""
-        logger.warning(
-            "%s: the handler called done() more than once; only the first call counts",
-            _name(run),
-            extra=_extra(run.claimed),
-        )
-
-    def ignored(self, what: str) -> None:
-        """Log that a request, or a result of an abandoned handler, came after the worker had ended."""
-        logger.debug("Ignored %s, because worker %s has stopped", what, self._worker_id)
-
-    # The worker.
-
-    def worker_started(self) -> None:
-        """Log that the worker starts to claim jobs."""
-        logger.info("Worker %s started", self._worker_id)
-
-    def stopping(self, executing: int) -> None:
-        """Log that the worker has stopped claiming."""
-        logger.info("Worker %s is stopping; %d jobs are still running", self._worker_id, executing)
-
-    def command_received(self, command: str) -> None:
-        """Log a command that the storage had for the worker."""
-        logger.info("Worker %s received the command: %s", self._worker_id, command)
-
-    def command_unknown(self, command: str) -> None:
-        """Log a command that this version does not know."""
-        logger.warning(
-            "Worker %s ignored the unknown command %r; a newer version of djqueue may have sent it",
-            self._worker_id,
-            command,
-        )
-
-    def dump_failed(self, error: BaseException) -> None:
-        """Log that the stacks of threads and tasks could not be read or saved."""
-        logger.error("Worker %s could not save its stack dump", self._worker_id, exc_info=error)
-
-    def template_failed(self, error: BaseException, retry: float) -> None:
-        """Log that the template process of jobs in processes of their own failed."""
-        logger.error(
-            "Worker %s: jobs in processes of their own cannot start, trying again in %g s: %s",
-            self._worker_id,
-            retry,
-            error,
-        )
-
-    def denied(self, run: Run, target: str) -> None:
-        """Log that the permissions of a job did not allow a connection."""
-        logger.warning("%s was denied access to %s", _name(run), target, extra=_extra(run.claimed))
-
-    def template_slow(self, seconds: float) -> None:
-        """Log that the template process still imports the handlers."""
-        logger.warning(
-            "Worker %s: jobs in processes of their own have waited %.0f s for the import of their modules",
-            self._worker_id,
-            seconds,
-        )
-
-    def strays_left(self, number: int) -> None:
-        """Log that processes which jobs have left behind could not be killed."""
-        logger.error(
-            "Worker %s: %d processes that jobs have left behind could not be killed", self._worker_id, number
-        )
-
-    def asking_to_stop(self, executing: int) -> None:
-        """Log that running jobs are asked to stop, because their time is over."""
-        logger.warning(
-            "Worker %s: asking %d jobs that are still running to stop",
-            self._worker_id,
-            executing,
-        )
-
-    def abandoned(self, run: Run, outcome: Outcome) -> None:
-        """Log that a job did not stop, and what becomes of its handler and of the job."""
-        logger.warning(
-            "%s did not stop when it was asked to: %s, and %s",
-            _name(run),
-            "its process was killed" if run.in_process else "its handler runs on until this process exits",
-            "the job returned to its queue" if outcome.kind == "release" else "the attempt failed (timeout)",
-            extra=_extra(run.claimed),
-        )
-
-    def undelivered(self, runs: int) -> None:
-        """Log that the worker ends before the storage has accepted its last outcomes."""
-        logger.error(
-            "Worker %s could not report the results of %d jobs to the storage; the jobs will run again",
-            self._worker_id,
-            runs,
-        )
-
-    def worker_stopped(self) -> None:
-        """Log that the worker has ended."""
-        logger.info("Worker %s stopped", self._worker_id)
-
-    def summary(self, executing: int) -> None:
-        """Log the jobs processed since the last summary, if there are any."""
-        counters = self.counters
-        processed = counters.processed - self._summed
-        if processed:
-            self._summed = counters.processed
-            logger.info(
-                "Processed %d jobs since the last summary; %d running; total: %d completed, %d failed, "
-                "%d retried, %d cancelled",
-                processed,
-                executing,
-                counters.completed,
-                counters.failed,
-                counters.retried,
-                counters.cancelled,
-            )
-
-    # The storage.
-
-    def storage_failed(self, operation: str, error: BaseException) -> None:
-        """Log that an operation of the storage failed, as `OutageLog` does."""
-        self._outages.failed(operation, error)
-
-    def storage_worked(self, operation: str) -> None:
-        """Note that an operation of the storage worked, which may end an outage."""
-        self._outages.worked(operation)
-
-    def _send_signal(self, signal: Signal, name: str, **about: Any) -> None:
-        announcer.announce(signal, name, **about)
-
-    def _announce(self, signal: Signal, run: Run, **about: Any) -> None:
-        of_run = {"attempt": run.claimed.attempts, "worker": self._worker_id}
-        self._send_signal(signal, run.claimed.name, **_of_job(run), **of_run, **about)
+def _error_text(outcome: Outcome) -> str:
+    error = outcome.error
+    return "" if error is None else f"{error.type}: {error.message}"
 
 
 def _of_job(run: Run) -> dict[str, Any]:
@@ -459,11 +425,6 @@ def _of_job(run: Run) -> dict[str, Any]:
 
 def _name(run: Run) -> str:
     return f"{run.claimed.name} [{run.claimed.id}]"
-
-
-def _error_text(run: Run) -> str:
-    error = run.outcome.error if run.outcome is not None else None
-    return "" if error is None else f"{error.type}: {error.message}"
 
 
 def _extra(claimed: Claimed) -> dict[str, Any]:

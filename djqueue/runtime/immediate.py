@@ -1,10 +1,9 @@
-"""Workers that run on their caller's thread, until there is nothing left to run.
+"""Workers on their caller's thread, until nothing is left to run, and the immediate mode that uses them.
 
-The immediate mode, for tests and development: an enqueue runs its jobs before it returns.
-
-A real worker claims the jobs from a memory storage and reports their outcomes, so payloads and results pass
-their codecs, and retries, unique keys, limits, workflows and middleware work as they do with `runworkers`.
-The worker runs on the enqueuing call:
+In the immediate mode, for tests and development, an enqueue runs its jobs before it returns. A real worker
+claims the jobs from a memory storage and reports their outcomes, so payloads and results pass their codecs,
+and retries, unique keys, limits, workflows and middleware work as they do with `runworkers`. The worker runs
+on the enqueuing call:
 
 - Plain functions run on the caller's thread, and so do the database calls of async functions. They use the
   caller's connections, and see what its open transaction has written.
@@ -60,6 +59,13 @@ from .handlers import Handlers
 from .outcomes import timed_out
 from .runs import Run
 from .worker import Worker
+
+MAX_NESTING = 30
+"""Maximum number of jobs that run within each other. More would exceed the recursion limit of Python, and a
+job that enqueues itself without end would never return to the caller."""
+
+_nesting: ContextVar[int] = ContextVar("djqueue_immediate", default=0)
+"""Number of jobs of an immediate storage that wait for the current code."""
 
 
 class UntilIdle(Storage):
@@ -187,23 +193,6 @@ class CallersEvents(RunEvents):
     def _send_signal(self, signal: Signal, name: str, **about: Any) -> None:
         sender = registry.find(name)
         self._caller.submit(lambda _: signal.send_robust(sender=sender, name=name, **about), None)
-
-
-def has_running_loop() -> bool:
-    """Return whether an event loop is running in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-MAX_NESTING = 30
-"""Maximum number of jobs that run within each other. More would exceed the recursion limit of Python, and a
-job that enqueues itself without end would never return to the caller."""
-
-_nesting: ContextVar[int] = ContextVar("djqueue_immediate", default=0)
-"""Number of jobs of an immediate storage that wait for the current code."""
 
 
 class Failure(NamedTuple):
@@ -406,6 +395,15 @@ class ImmediateStorage(MemoryStorage):
             first.error.add_note(note)
             raise first.error
         raise JobFailedError(note) from first.error
+
+
+def has_running_loop() -> bool:
+    """Return whether an event loop is running in this thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class WatchedEvents:

@@ -1,12 +1,10 @@
-"""The lease table: a worker's leases in memory that it shares with its lease keeper.
-
-The lease keeper: a process that renews a worker's leases while the worker cannot.
+"""A worker's leases in shared memory, and the process that renews them while the worker cannot.
 
 The worker renews its leases on a thread, and a thread needs the GIL. A call into C that holds the GIL, such
 as a regular expression that backtracks endlessly, blocks that thread; the leases would expire, and other
-workers would run the jobs a second time. So `runworkers` forks a small process before it opens any
-connection. That process reads the worker's leases from shared memory, and renews them only when the worker
-has not responded for a third of a lease.
+workers would run the jobs a second time. So `runworkers` forks a small process, the lease keeper, before it
+opens any connection. That process reads the worker's leases from the table in shared memory, and renews them
+only when the worker has not responded for a third of a lease.
 """
 
 import gc
@@ -36,17 +34,32 @@ from djqueue.storage.base import Storage
 
 from .exits import STOP, end_with
 
-SIZE = 1 << 20
+CHECKS_PER_LEASE = 12
+"""Number of checks of the worker within the time of a lease, at least one per second."""
+MAX_SILENCE = 5_000
+"""Maximum of milliseconds without a response until the keeper renews the leases, however long they are."""
+RENEWALS_PER_LEASE = 4
+"""Number of renewals within the time of a lease."""
+EXIT_TIMEOUT = 5.0
+"""Seconds to wait for the end of the keeper's process."""
+BATCH = 500
+"""Maximum of leases renewed in one call."""
+STDERR = 2
+"""Descriptors up to this one are kept: a service manager may have opened them as sockets."""
+REGION_SIZE = 1 << 20
 """Bytes of one region. When it is full, the worker replaces it by the leases that are still held."""
-
+READ_TRIES = 50
+"""Number of reads until a reader gives up, because the worker may be stopped during a change."""
 _HEADER = struct.Struct("<qqqq")
 """Monotonic milliseconds of the last sign of life, shortest lease, region in use, and its length."""
+_LENGTH_AT = 24
+"""Position of the length in the header."""
 _SEQUENCE_AT = 32
 """Position of a number that is odd while the header or a region is replaced."""
-TRIES = 50
-"""Number of reads until a reader gives up, because the worker may be stopped during a change."""
 _REGIONS_AT = 512
-_LENGTH_AT = 24
+"""Position of the first region."""
+
+logger = logging.getLogger("djqueue.worker")
 
 
 class TornReadError(Exception):
@@ -73,7 +86,7 @@ class LeaseTable:
     """
 
     def __init__(self, shortest_lease: int) -> None:
-        self._memory = mmap.mmap(-1, _REGIONS_AT + 2 * SIZE)
+        self._memory = mmap.mmap(-1, _REGIONS_AT + 2 * REGION_SIZE)
         self._lock = threading.Lock()
         self._region = 0
         self._length = 0
@@ -87,9 +100,9 @@ class LeaseTable:
         packed = _packed(leases)
         with self._lock:
             end = self._length + len(packed)
-            if end > SIZE:
+            if end > REGION_SIZE:
                 return False
-            start = _REGIONS_AT + self._region * SIZE + self._length
+            start = _REGIONS_AT + self._region * REGION_SIZE + self._length
             self._memory[start : start + len(packed)] = packed
             self._length = end
             # Written last, in one step: a reader uses only what lies before it.
@@ -105,11 +118,11 @@ class LeaseTable:
     def replace(self, leases: Iterable[Lease]) -> None:
         """Replace all leases by these."""
         packed = _packed(leases)
-        if len(packed) > SIZE:
+        if len(packed) > REGION_SIZE:
             packed = b""  # Tens of thousands of leases: only the heartbeat renews them.
         with self._lock, self._changing():
             self._region = 1 - self._region
-            start = _REGIONS_AT + self._region * SIZE
+            start = _REGIONS_AT + self._region * REGION_SIZE
             self._memory[start : start + len(packed)] = packed
             self._length = len(packed)
             self._write_header()
@@ -130,7 +143,7 @@ class LeaseTable:
 
         Raises TornReadError if the worker was stopped during a change.
         """
-        for _ in range(TRIES):
+        for _ in range(READ_TRIES):
             before = self._sequence()
             copy = self._memory[:]
             if before == self._sequence() and not before % 2:
@@ -140,11 +153,11 @@ class LeaseTable:
 
     def _parse(self, memory: bytes) -> LeaseTableView:
         beat, shortest, region, length = _HEADER.unpack_from(memory)
-        start = _REGIONS_AT + region * SIZE
+        start = _REGIONS_AT + region * REGION_SIZE
         written = io.BytesIO(memory[start : start + length])
         leases: list[Lease] = []
         while written.tell() < length:
-            leases += [Lease(*found) for found in marshal.load(written)]  # noqa: S302 - written by the parent process
+            leases += [Lease(*fields) for fields in marshal.load(written)]  # noqa: S302 - written by the parent process
         return LeaseTableView(beat, shortest, leases)
 
     def close(self) -> None:
@@ -169,27 +182,6 @@ class LeaseTable:
 
     def _write_header(self) -> None:
         _HEADER.pack_into(self._memory, 0, self._beat, self._shortest, self._region, self._length)
-
-
-def _packed(leases: Iterable[Lease]) -> bytes:
-    # Both sides run the same interpreter, and tokens have more bits than MessagePack supports.
-    return marshal.dumps([tuple(lease) for lease in leases])
-
-
-LOOKS = 12
-"""Number of checks of the worker within the time of a lease, at least one per second."""
-LONGEST_SILENCE = 5_000
-"""Maximum of milliseconds without a response until the keeper renews the leases, however long they are."""
-SHARE = 4
-"""Number of renewals within the time of a lease."""
-GRACE = 5.0
-"""Seconds to wait for the end of the keeper's process."""
-AT_ONCE = 500
-"""Maximum of leases renewed in one call."""
-STDERR = 2
-"""Descriptors up to this one are kept: a service manager may have opened them as sockets."""
-
-logger = logging.getLogger("djqueue.worker")
 
 
 class LeaseKeeper:
@@ -238,7 +230,7 @@ class LeaseKeeper:
         if self._waiter.is_alive():
             # The process ID stays valid until the waiter has waited for it.
             os.kill(self.pid, signal.SIGKILL)
-            self._waiter.join(GRACE)
+            self._waiter.join(EXIT_TIMEOUT)
         self.table.close()
 
 
@@ -247,38 +239,12 @@ def can_keep() -> bool:
     return hasattr(os, "fork") and threading.current_thread() is threading.main_thread()
 
 
-def _keep(table: LeaseTable, storage: Storage, parent: int, patience: int) -> NoReturn:
-    """Run the keeper, in the child process."""
-    try:
-        end_with(parent)
-        # These signals are for the worker, which may run for a while; its end ends this process.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, STOP):
-            signal.signal(number, signal.SIG_IGN)
-        _close_inherited_connections()
-        gc.freeze()
-        keeping = Keeping(storage, patience)
-        seen = table.read()
-        while os.getppid() == parent:
-            try:
-                seen = table.read()
-            except TornReadError:
-                pass  # The last state is still valid: the worker has not run since.
-            now = SYSTEM_CLOCK.monotonic()
-            if not is_stopped(parent):
-                keeping.look(seen, now)
-            time.sleep(seconds_between_looks(seen.shortest_lease))
-    except BaseException:
-        logger.exception("The lease keeper failed; only the worker renews its leases now.")
-        os._exit(1)
-    os._exit(0)
-
-
-def seconds_between_looks(lease: int) -> float:
+def seconds_between_checks(lease: int) -> float:
     """Return the seconds between a worker's signs of life, and between its keeper's checks."""
-    return min(1.0, lease / LOOKS / 1_000)
+    return min(1.0, lease / CHECKS_PER_LEASE / 1_000)
 
 
-class Keeping:
+class RenewalPolicy:
     """Decides when to renew which leases."""
 
     def __init__(self, storage: Storage, patience: int) -> None:
@@ -288,10 +254,10 @@ class Keeping:
         """Monotonic milliseconds of the last renewal, while the worker does not respond."""
         self._given_up = False
 
-    def look(self, seen: LeaseTableView, now: int) -> None:
+    def look(self, view: LeaseTableView, now: int) -> None:
         """Renew the leases that are due at a monotonic time."""
-        silence = now - seen.beat if seen.beat else 0
-        if silence < min(seen.shortest_lease / 3, LONGEST_SILENCE):
+        silence = now - view.beat if view.beat else 0
+        if silence < min(view.shortest_lease / 3, MAX_SILENCE):
             if self._renewed is not None:
                 logger.warning("The worker responds again and renews its leases itself.")
                 connections.close_all()
@@ -304,32 +270,58 @@ class Keeping:
                     "The worker has not responded for %s s; its leases are no longer renewed, and its %s "
                     "jobs will run again.",
                     silence // 1_000,
-                    len(seen.leases),
+                    len(view.leases),
                 )
             return
-        if self._renewed is not None and now - self._renewed < seen.shortest_lease / SHARE:
+        if self._renewed is not None and now - self._renewed < view.shortest_lease / RENEWALS_PER_LEASE:
             return
         if self._renewed is None:
             logger.warning(
                 "The worker has not responded for %.1f s: a handler holds the GIL, or the machine is "
                 "overloaded. Renewing its %s leases for up to %s s.",
                 silence / 1_000,
-                len(seen.leases),
+                len(view.leases),
                 self._patience // 1_000,
             )
         self._renewed = now
-        self._renew(seen)
+        self._renew(view)
 
-    def _renew(self, seen: LeaseTableView) -> None:
+    def _renew(self, view: LeaseTableView) -> None:
         try:
-            for start in range(0, len(seen.leases), AT_ONCE):
-                self._storage.renew(seen.leases[start : start + AT_ONCE])
+            for start in range(0, len(view.leases), BATCH):
+                self._storage.renew(view.leases[start : start + BATCH])
         except Exception as error:
             logger.warning("The lease keeper could not renew the leases, retrying: %s", error)
             self._renewed = None
 
 
-def is_stopped(pid: int) -> bool:
+def _keep(table: LeaseTable, storage: Storage, parent: int, patience: int) -> NoReturn:
+    """Run the keeper, in the child process."""
+    try:
+        end_with(parent)
+        # These signals are for the worker, which may run for a while; its end ends this process.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, STOP):
+            signal.signal(number, signal.SIG_IGN)
+        _close_inherited_connections()
+        gc.freeze()
+        policy = RenewalPolicy(storage, patience)
+        view = table.read()
+        while os.getppid() == parent:
+            try:
+                view = table.read()
+            except TornReadError:
+                pass  # The last state is still valid: the worker has not run since.
+            now = SYSTEM_CLOCK.monotonic()
+            if not _is_stopped(parent):
+                policy.look(view, now)
+            time.sleep(seconds_between_checks(view.shortest_lease))
+    except BaseException:
+        logger.exception("The lease keeper failed; only the worker renews its leases now.")
+        os._exit(1)
+    os._exit(0)
+
+
+def _is_stopped(pid: int) -> bool:
     """Return whether a process is stopped (SIGSTOP) or a zombie. Known on Linux only."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -352,8 +344,13 @@ def _close_inherited_connections() -> None:
         except OSError:
             continue  # This descriptor only listed the folder.
         if is_socket and number > STDERR:
-            with socket.socket(fileno=os.dup(number)) as found:
-                is_connection = found.type == socket.SOCK_STREAM
+            with socket.socket(fileno=os.dup(number)) as inherited:
+                is_connection = inherited.type == socket.SOCK_STREAM
             if is_connection:
                 os.dup2(nothing, number, inheritable=False)
     os.close(nothing)
+
+
+def _packed(leases: Iterable[Lease]) -> bytes:
+    # Both sides run the same interpreter, and tokens have more bits than MessagePack supports.
+    return marshal.dumps([tuple(lease) for lease in leases])

@@ -14,7 +14,7 @@ from .loops import Periodic
 
 INTERVAL = 1.0
 """Average of seconds between two rounds; jitter keeps several workers from running at once."""
-GRACE = 5.0
+STOP_TIMEOUT = 5.0
 """Seconds that the worker's shutdown waits for a round in progress."""
 EVERY = 10_000
 """Milliseconds between two checks for unhandled jobs."""
@@ -52,7 +52,7 @@ class Maintenance:
     def stop(self) -> None:
         """Leave the work to others, stop the thread, and wait a limited time for a round in progress."""
         self._thread.stop()
-        self._thread.join(GRACE)
+        self._thread.join(STOP_TIMEOUT)
 
     def _round(self) -> None:
         for name, chore in self._chores.items():

@@ -8,13 +8,13 @@ from .context import WorkerContext
 from .executors import Executor
 from .runs import Stop
 
-GRACE = 2.0
+RELEASE_AFTER = 2.0
 """Seconds that jobs have between being asked to stop and being released."""
-DELIVERY = 5.0
+REPORT_TIMEOUT = 5.0
 """Seconds that an unavailable storage has to accept the last outcomes."""
 TICK = 0.1
 """Seconds between checks whether only stuck jobs are left."""
-CUT = 1.0
+CALL_TIMEOUT = 1.0
 """Seconds after which a storage call that does not return is abandoned."""
 
 
@@ -75,7 +75,7 @@ class Shutdown:
             self._events.asking_to_stop(len(executing))
             for run in executing:
                 self._executor.stop(run, Stop.SHUTDOWN)
-        self._after(GRACE, self._release)
+        self._after(RELEASE_AFTER, self._release)
         self._wake_event.stop()
 
     def _release(self) -> None:
@@ -87,13 +87,13 @@ class Shutdown:
             if self._runs.settle(run, outcome):
                 self.abandoned += 1
                 self._events.abandoned(run, outcome)
-        self._after(DELIVERY, self._give_up)
+        self._after(REPORT_TIMEOUT, self._give_up)
         self._wake_event.stop()
 
     def _give_up(self) -> None:
         self._claim_loop.giving_up = True
         self._wake_event.stop()
-        self._after(CUT, self._cancel)
+        self._after(CALL_TIMEOUT, self._cancel)
 
     def _cancel(self) -> None:
         self.abandoned += 1

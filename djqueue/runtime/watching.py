@@ -10,7 +10,6 @@ import os
 import socket
 from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path
 from platform import python_version
 
 from djqueue._version import __version__
@@ -21,31 +20,30 @@ from djqueue.storage.base import Unsubscribe
 
 from .context import WorkerContext
 from .executors import Executor
+from .executors.processes import kernel
 from .exits import supervisor
-from .leases import seconds_between_looks
+from .leases import seconds_between_checks
 from .loops import Periodic
 from .runs import Run, Stop, lease_of
 from .tracebacks import stacks
 
-SHARE = 3
+RENEWALS_PER_LEASE = 3
 """Number of renewals within the time of a lease, so that one lost message does not end it."""
-RETRY = 1_000
+MAX_RETRY_DELAY = 1_000
 """Maximum of milliseconds until the next try while the storage is unavailable."""
-SUMMARY = 10_000
+SUMMARY_INTERVAL = 10_000
 """Milliseconds between two summaries in the log."""
-GRACE = 5.0
+STOP_TIMEOUT = 5.0
 """Seconds that the worker's shutdown waits for a heartbeat in progress."""
 MAX_NAMED = 20
 """Maximum of running jobs in a worker's entry."""
-STATM = Path("/proc/self/statm")
-"""File in which Linux reports a process's number of memory pages."""
 TICK = 0.05
 """Seconds between checks of the running jobs."""
 IDLE_TICK = 1.0
 """Seconds between checks while nothing is running."""
-LONG = 50
+LONG_RUN = 50
 """Milliseconds after which the worker subscribes to a job's queue."""
-IDLE = 60_000
+SUBSCRIPTION_IDLE = 60_000
 """Milliseconds from the last such job of a queue until the subscription ends."""
 
 
@@ -64,7 +62,7 @@ class Heartbeat:
         self._interval = context.options.heartbeat
         self._is_unavailable = False
         self._summed_at = context.clock.monotonic()
-        self.shortest_lease = self._interval * SHARE
+        self.shortest_lease = self._interval * RENEWALS_PER_LEASE
         """Milliseconds of the shortest lease claimed so far."""
         self._thread = Periodic("djqueue-heartbeat", self._seconds, self._beat)
         self._life: Periodic | None = None
@@ -98,10 +96,10 @@ class Heartbeat:
     def stop(self) -> None:
         """Stop the threads, and wait a limited time for a heartbeat in progress."""
         self._thread.stop()
-        self._thread.join(GRACE)
+        self._thread.join(STOP_TIMEOUT)
         if self._life is not None and self._lease_table is not None:
             self._life.stop()
-            self._life.join(GRACE)
+            self._life.join(STOP_TIMEOUT)
             self._lease_table.show_life(0)
 
     def renew(self, runs: list[Run]) -> None:
@@ -133,7 +131,7 @@ class Heartbeat:
             state="stopping" if control.stopping else state,
             kind=context.kind,
             heartbeat=options.heartbeat,
-            rss=_memory(),
+            rss=kernel.memory(os.getpid()),
             version=__version__,
             project=context.settings.version,
             jobs=self._longest_running(),
@@ -164,7 +162,7 @@ class Heartbeat:
         now = self._clock.monotonic()
         if self._lease_table is not None:
             self._lease_table.replace(map(lease_of, self._runs.held()))
-        if now - self._summed_at >= SUMMARY:
+        if now - self._summed_at >= SUMMARY_INTERVAL:
             self._summed_at = now
             self._events.summary(len(self._runs.executing))
 
@@ -210,12 +208,12 @@ class Heartbeat:
 
     def _seconds_of_life(self) -> float:
         table = self._lease_table
-        return seconds_between_looks(self.shortest_lease if table is None else table.shortest_lease)
+        return seconds_between_checks(self.shortest_lease if table is None else table.shortest_lease)
 
     def _seconds(self) -> float:
-        interval = min(self._interval, self.shortest_lease // SHARE)
+        interval = min(self._interval, self.shortest_lease // RENEWALS_PER_LEASE)
         if self._is_unavailable:
-            interval = min(interval, RETRY)
+            interval = min(interval, MAX_RETRY_DELAY)
         return max(1, interval) / 1_000
 
 
@@ -268,7 +266,7 @@ class CancelWatch:
         self._timer = None
         now = self._clock.monotonic()
         for run in self._runs.executing.copy().values():
-            if now - run.since >= LONG:
+            if now - run.since >= LONG_RUN:
                 self._needed[run.claimed.queue] = now
         if self._round is None and now >= self._not_before and self._is_out_of_date(now):
             self._round = self._loop.create_task(self._update(now))
@@ -280,20 +278,20 @@ class CancelWatch:
 
     def _is_out_of_date(self, now: int) -> bool:
         return self._needed.keys() != self._subscriptions.keys() or any(
-            now - at > IDLE for at in self._needed.values()
+            now - at > SUBSCRIPTION_IDLE for at in self._needed.values()
         )
 
     async def _update(self, now: int) -> None:
         try:
             for queue, at in list(self._needed.items()):
-                if now - at > IDLE:
+                if now - at > SUBSCRIPTION_IDLE:
                     del self._needed[queue]
                     await self._unsubscribe(queue)
                 elif queue not in self._subscriptions:
                     await self._subscribe(queue)
         except Exception as error:
             # The heartbeat still learns of cancel requests, only later.
-            self._not_before = self._clock.monotonic() + RETRY
+            self._not_before = self._clock.monotonic() + MAX_RETRY_DELAY
             self._events.storage_failed("subscribe", error)
         else:
             self._events.storage_worked("subscribe")
@@ -318,12 +316,3 @@ class CancelWatch:
         for run in self._runs.executing.copy().values():
             if run.claimed.id == event.id and run.claimed.queue == event.queue:
                 self._executor.stop(run, Stop.REQUESTED)
-
-
-def _memory() -> int:
-    """Return the bytes that this process has in memory; 0 if the system does not report them."""
-    try:
-        pages = int(STATM.read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")

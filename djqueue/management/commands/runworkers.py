@@ -43,7 +43,7 @@ from djqueue.runtime.runs import AttemptCount
 from djqueue.runtime.serving import CHILD_SIGNALS, interruptible, serve
 from djqueue.runtime.supervisor import ProcessLimits, Supervisor
 from djqueue.runtime.supervisor.reloading import ReloadingParent, child_command
-from djqueue.runtime.watching import SHARE
+from djqueue.runtime.watching import RENEWALS_PER_LEASE
 from djqueue.storage.base import Storage
 
 if TYPE_CHECKING:
@@ -368,7 +368,7 @@ class Command(BaseCommand):
         if not (patience and self.own_process and not worker.storage.capabilities.in_process and can_keep()):
             return None
         try:
-            keeper = LeaseKeeper(worker.storage, worker.options.heartbeat * SHARE, patience)
+            keeper = LeaseKeeper(worker.storage, worker.options.heartbeat * RENEWALS_PER_LEASE, patience)
         except OSError as error:
             logging.getLogger("djqueue.worker").warning(
                 "No lease keeper could be started (%s). Only this process renews its leases: the job of a "

@@ -32,7 +32,7 @@ class OverrunWatch:
     def _check(self, run: Run) -> None:
         if run.outcome is not None or self._control.stopping:
             return
-        late = run.overran_by(self._clock.monotonic())
+        late = run.overran_by(self._clock.monotonic()) / 1_000
         if self._control.is_replaceable:
             self._events.stuck(run, late)
             self._control.recycle()

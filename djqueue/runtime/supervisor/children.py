@@ -10,11 +10,11 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from django.db import connections
 
+from ..executors.processes import kernel
 from ..exits import (
     FAILED,
     FINISHED,
@@ -30,7 +30,6 @@ from ..serving import interrupt
 
 LOOK_FOR_PARENT = 0.5
 """Seconds between checks for the parent, on systems that do not end a child with it."""
-PAGE_SIZE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
 
 logger = logging.getLogger("djqueue.supervisor")
 
@@ -95,10 +94,7 @@ class ChildProcess:
     @property
     def memory(self) -> int:
         """Resident memory in bytes; 0 if the system does not report it."""
-        try:
-            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_SIZE
-        except (OSError, IndexError, ValueError):
-            return 0
+        return kernel.memory(self.pid)
 
     def read_ready(self) -> bool:
         """Return whether the child has reported that it is ready."""

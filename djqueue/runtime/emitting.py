@@ -154,17 +154,17 @@ class Emitter(Flushing):
         locked: set[RunItems] = set()
         async with self._sending:
             with self.lock:
-                left = {items: items.count for items in self._pending}
-            while left:
+                unsent = {items: items.count for items in self._pending}
+            while unsent:
                 with self.lock:
-                    batch = _next_batch(left)
+                    batch = _next_batch(unsent)
                 emissions = [emission for _, emission in batch]
                 accepted = await self._storage.acall(self._storage.emit, emissions) if batch else []
                 self._take_answers(batch, accepted)
                 locked |= {items for (items, _), taken in zip(batch, accepted, strict=True) if taken is None}
-                left = {
+                unsent = {
                     items: count
-                    for items, count in left.items()
+                    for items, count in unsent.items()
                     if items.sent < count and items not in locked
                 }
         return {items.run for items in locked}

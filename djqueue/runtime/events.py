@@ -274,9 +274,9 @@ class RunEvents:
         """Log that the stacks of threads and tasks could not be read or saved."""
         logger.error("Worker %s could not save its stack dump", self._worker_id, exc_info=error)
 
-    def ignored(self, what: str) -> None:
+    def ignored(self, subject: str) -> None:
         """Log that a request, or a result of an abandoned handler, came after the worker had ended."""
-        logger.debug("Ignored %s, because worker %s has stopped", what, self._worker_id)
+        logger.debug("Ignored %s, because worker %s has stopped", subject, self._worker_id)
 
     def summary(self, executing: int) -> None:
         """Log the jobs processed since the last summary, if there are any."""

@@ -115,17 +115,17 @@ class Handler:
         return other
 
 
-def read_handlers(given: Handlers | None) -> dict[str, Handler]:
+def read_handlers(handlers: Handlers | None) -> dict[str, Handler]:
     """Return the handlers by name: the `@job` functions unless others are given.
 
     Raises ConfigurationError, naming the handler, for an object that cannot be called with a job.
     """
-    if given is None:
+    if handlers is None:
         registry.served.update(registry.names())
         return {name: handler_of(job_type, name) for name, job_type in registry.all().items()}
-    if not isinstance(given, Mapping):
-        raise ConfigurationError(f"handlers must be a mapping of names to functions; got {given!r}")
-    return {check_text("handler", name): _read(name, value) for name, value in given.items()}
+    if not isinstance(handlers, Mapping):
+        raise ConfigurationError(f"handlers must be a mapping of names to functions; got {handlers!r}")
+    return {check_text("handler", name): _read(name, value) for name, value in handlers.items()}
 
 
 def handler_of(job_type: JobType[..., Any], name: str | None = None) -> Handler:

@@ -228,9 +228,9 @@ class _MeterEntry:
 
     def add(self, other: "_MeterEntry") -> None:
         for part in self.__slots__:
-            mine = getattr(self, part)
+            counts = getattr(self, part)
             for index, number in enumerate(getattr(other, part)):
-                mine[index] += number
+                counts[index] += number
 
     def stats(self, queue: str, name: str) -> RunStats:
         waited, ran = self.sums

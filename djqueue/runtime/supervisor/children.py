@@ -142,12 +142,12 @@ def _run(
             threading.Thread(target=_follow, args=(parent,), name="djqueue-parent", daemon=True).start()
         note_supervisor(parent)
         gc.freeze()
-        is_told = False
+        is_reported = False
 
         def ready() -> None:
-            nonlocal is_told
-            if not is_told:
-                is_told = True
+            nonlocal is_reported
+            if not is_reported:
+                is_reported = True
                 os.write(writer, b"1")
 
         code = role.run(ready)

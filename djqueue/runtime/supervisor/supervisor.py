@@ -247,8 +247,8 @@ class Supervisor:
 
     def _reap(self) -> None:
         for pid in list(self._children):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
                 self._on_end(self._children.pop(pid), status)
 
     def _on_end(self, child: ChildProcess, status: int) -> None:
@@ -290,8 +290,8 @@ class Supervisor:
         name = child.name
         if now - self._started[name] > STABLE_AFTER:
             self._failures.pop(name, None)
-        found, limits = (self._failures, BACKOFF) if child.is_ready else (self._early, EARLY_BACKOFF)
-        failures = found[name] = found.get(name, 0) + 1
+        counts, limits = (self._failures, BACKOFF) if child.is_ready else (self._early, EARLY_BACKOFF)
+        failures = counts[name] = counts.get(name, 0) + 1
         if failures >= MAX_EARLY_FAILURES and name not in self._proven:
             logger.error(
                 "Process %d (%s) ended before it was ready (%s), %d times in a row; stopping.",
@@ -346,20 +346,20 @@ class Supervisor:
                 notices.reloading()
             else:
                 notices.notify("STOPPING=1")
-        wanted = max(1, self._signals)
-        if wanted > 2:
+        signals = max(1, self._signals)
+        if signals > 2:
             self._kill_all()
             return
         stage = max(child.role.stage for child in self._children.values())
         for child in self._children.values():
-            if child.role.stage == stage and child.signals < wanted:
+            if child.role.stage == stage and child.signals < signals:
                 seconds = (
                     self._limits.shutdown_timeout + KILL_MARGIN if child.role.is_worker else HELPER_TIMEOUT
                 )
-                self._stop(child, seconds if wanted == 1 else KILL_MARGIN, wanted)
+                self._stop(child, seconds if signals == 1 else KILL_MARGIN, signals)
 
-    def _stop(self, child: ChildProcess, seconds: float, wanted: int) -> None:
-        child.signals = max(child.signals, wanted)
+    def _stop(self, child: ChildProcess, seconds: float, signals: int) -> None:
+        child.signals = max(child.signals, signals)
         child.kill_at = time.monotonic() + seconds
         child.send(STOP)
 

@@ -228,8 +228,8 @@ MUTANTS = (
     Mutant(
         "one ended attempt too many is kept",
         SQL + "stored.py",
-        "tx.storage.policy(job.queue).retention.attempts.count)",
-        "tx.storage.policy(job.queue).retention.attempts.count + 1)",
+        "tx.database.policy(job.queue).retention.attempts.count)",
+        "tx.database.policy(job.queue).retention.attempts.count + 1)",
     ),
 )
 

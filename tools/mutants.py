@@ -197,7 +197,7 @@ MUTANTS = (
     ),
     Mutant(
         "failed dependency releases its dependents",
-        SQL + "dependencies.py",
+        SQL + "transitions.py",
         'if ended is State.COMPLETED or policy == "ignore":',
         'if ended in (State.COMPLETED, State.FAILED) or policy == "ignore":',
     ),

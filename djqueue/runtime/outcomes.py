@@ -9,7 +9,7 @@ from djqueue.core.job import Claimed, Outcome
 from djqueue.core.units import milliseconds
 
 from .handlers import Handler
-from .stopping import Stop
+from .runs import Stop
 from .tracebacks import job_error
 
 OnBadBackoff = Callable[[BaseException], None]

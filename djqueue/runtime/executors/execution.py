@@ -11,11 +11,10 @@ from djqueue.conf import Settings
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Outcome
 from djqueue.middleware import Layers, through
-from djqueue.runtime.context import JobContext, run_of
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.handlers import Handler
 from djqueue.runtime.outcomes import after_error, next_delay, refusal
-from djqueue.runtime.runs import Run
+from djqueue.runtime.runs import JobContext, Run, run_of
 
 
 class Execution:

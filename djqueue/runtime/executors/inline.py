@@ -3,17 +3,17 @@
 import asyncio
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from djqueue.conf import has_django
 from djqueue.core.job import Outcome
 from djqueue.core.workers import ProcessInfo
 from djqueue.middleware import layers_of
+from djqueue.runtime.context import WorkerContext
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.handlers import Handler, Style
 from djqueue.runtime.outcomes import release
-from djqueue.runtime.runs import Run
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import Run, Stop
 
 from .batching import Batcher
 from .connections import DatabaseThreads
@@ -21,9 +21,6 @@ from .execution import Execution, wrap_in_middleware
 from .overruns import OverrunWatch, apart
 from .tasks import TaskExecutor
 from .threads import CallerThread, ThreadExecutor
-
-if TYPE_CHECKING:
-    from djqueue.runtime.worker import Worker
 
 
 class CallbackError(Exception):
@@ -36,7 +33,7 @@ class InlineExecutor:
     With a `caller`, plain functions and Django's database calls run on the caller's thread.
     """
 
-    def __init__(self, worker: "Worker", caller: CallerThread | None = None) -> None:
+    def __init__(self, worker: WorkerContext, caller: CallerThread | None = None) -> None:
         self._loop = worker.loop
         self._clock = worker.clock
         self._events = worker.events

@@ -4,13 +4,9 @@ A supervised worker finishes its other jobs, reports the stuck ones as timed out
 that their threads end. Their jobs are retried after that. Any other worker logs them.
 """
 
-from typing import TYPE_CHECKING
-
 from djqueue.core.job import Outcome
+from djqueue.runtime.context import WorkerContext
 from djqueue.runtime.runs import Run
-
-if TYPE_CHECKING:
-    from djqueue.runtime.worker import Worker
 
 PATIENCE = 5.0
 """Seconds after its timeout in which a handler should stop."""
@@ -23,8 +19,8 @@ APART = 8_000
 class OverrunWatch:
     """Watches the runs of a worker whose timeout is over. Runs on the loop."""
 
-    def __init__(self, worker: "Worker") -> None:
-        self._worker = worker
+    def __init__(self, worker: WorkerContext) -> None:
+        self._control = worker.control
         self._loop = worker.loop
         self._clock = worker.clock
         self._events = worker.events
@@ -34,12 +30,12 @@ class OverrunWatch:
         self._loop.call_later(PATIENCE, self._check, run)
 
     def _check(self, run: Run) -> None:
-        if run.outcome is not None or self._worker.stopping:
+        if run.outcome is not None or self._control.stopping:
             return
-        late = run.overran_by(self._clock.monotonic())
-        if self._worker.is_replaceable:
+        late = run.overran_by(self._clock.monotonic()) / 1_000
+        if self._control.is_replaceable:
             self._events.stuck(run, late)
-            self._worker.recycle()
+            self._control.recycle()
             return
         self._events.overrunning(run, late)
         self._loop.call_later(EVERY, self._check, run)

@@ -1,18 +1,17 @@
 """The executor of each job: chosen by its job type, then its queue, then the settings."""
 
-from typing import TYPE_CHECKING
-
 from djqueue.client import registry
 from djqueue.conf import Settings
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.executors import DEGRADE, INLINE, SUBPROCESS
 from djqueue.core.job import Outcome
 from djqueue.core.workers import ProcessInfo
+from djqueue.runtime.context import WorkerContext
 from djqueue.runtime.executors.inline import InlineExecutor
 from djqueue.runtime.handlers import Handler, PermissionGroup, Style
 from djqueue.runtime.outcomes import refusal
-from djqueue.runtime.runs import Run
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.reports import Reports
+from djqueue.runtime.runs import Run, Stop
 
 from .processes import kernel
 from .processes.executor import ProcessExecutor
@@ -20,9 +19,6 @@ from .processes.outcomes import SAFE_CONTENT
 from .processes.sandboxing import plan_for
 from .sandbox.errors import SandboxUnavailableError
 from .sandbox.layers import enforceable
-
-if TYPE_CHECKING:
-    from djqueue.runtime.worker import Worker
 
 MAX_LISTED = 20
 """Maximum of processes in a worker's entry."""
@@ -102,7 +98,7 @@ def _unfit(handler: Handler) -> str | None:
 class ExecutorRouter:
     """Hands each run to the executor that is chosen for it."""
 
-    def __init__(self, worker: "Worker", handlers: list[Handler]) -> None:
+    def __init__(self, worker: WorkerContext, reports: Reports, handlers: list[Handler]) -> None:
         self._settings = worker.settings
         self._runs = worker.runs
         self._wake_event = worker.wake_event
@@ -112,7 +108,7 @@ class ExecutorRouter:
         self._fit: dict[str, ProcessExecutor] = {}
         for group, some in _grouped(handlers).items():
             plan = None if group is None else plan_for(*group)
-            executor = self.groups[group] = ProcessExecutor(worker, some, plan)
+            executor = self.groups[group] = ProcessExecutor(worker, reports, some, plan)
             self._fit.update(dict.fromkeys((handler.name for handler in some), executor))
 
     def start(self, run: Run) -> None:

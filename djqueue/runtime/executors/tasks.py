@@ -5,17 +5,14 @@ import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from djqueue.core.job import Outcome
-from djqueue.runtime.context import CURRENT
-from djqueue.runtime.runs import Run
+from djqueue.runtime.context import WorkerContext
+from djqueue.runtime.runs import CURRENT, Run
 
 from .connections import DatabaseThreads, ThreadBinding
 from .execution import Execution
-
-if TYPE_CHECKING:
-    from djqueue.runtime.worker import Worker
 
 EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
 """Options that run a task's first step at once, where Python can. A job that never waits ends with it."""
@@ -24,7 +21,7 @@ EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) els
 class TaskExecutor:
     """Runs async handlers, and awaitables that sync handlers return."""
 
-    def __init__(self, worker: "Worker", execution: Execution, threads: DatabaseThreads | None) -> None:
+    def __init__(self, worker: WorkerContext, execution: Execution, threads: DatabaseThreads | None) -> None:
         loop = self._loop = worker.loop
         self._runs = worker.runs
         self._wake_event = worker.wake_event

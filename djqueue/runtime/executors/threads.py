@@ -6,20 +6,17 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from functools import partial
 from threading import Lock, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asgiref.sync import sync_to_async
 
 from djqueue.conf import has_django
 from djqueue.core.job import Outcome
-from djqueue.runtime.context import CURRENT
-from djqueue.runtime.runs import Run
+from djqueue.runtime.context import WorkerContext
+from djqueue.runtime.runs import CURRENT, Run
 
 from .connections import clean_connections, close_connections
 from .execution import Execution
-
-if TYPE_CHECKING:
-    from djqueue.runtime.worker import Worker
 
 Adopt = Callable[[Run, Awaitable[Any]], None]
 """Continues a run whose handler has returned an awaitable."""
@@ -32,7 +29,7 @@ class ThreadExecutor:
 
     def __init__(
         self,
-        worker: "Worker",
+        worker: WorkerContext,
         execution: Execution,
         *,
         adopt: Adopt,

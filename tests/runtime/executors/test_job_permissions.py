@@ -14,7 +14,7 @@ from djqueue.core.states import State
 from djqueue.runtime.executors.processes import templatekeeper
 from djqueue.runtime.executors.sandbox import landlock, layers
 from djqueue.runtime.executors.sandbox.errors import SandboxUnavailableError
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import Stop
 from tests.runtime.executors import permission_jobs as jobs
 from tests.runtime.executors.test_processes import Site, decoded
 from tests.support import aeventually

@@ -16,7 +16,7 @@ from djqueue.conf import get_settings
 from djqueue.core.job import ItemMark, JobRecord
 from djqueue.core.states import State
 from djqueue.runtime.executors.processes import executor, frames, jobprocess, kernel, templatekeeper
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import Stop
 from tests.runtime.executors import process_jobs as jobs
 from tests.runtime.storages import RecordingStorage
 from tests.support import PATIENCE, aeventually

@@ -25,7 +25,6 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import JobInterrupted
 from djqueue.core.job import Claimed, Outcome
 from djqueue.middleware import layers_of
-from djqueue.runtime.context import CURRENT
 from djqueue.runtime.dependencies import Child, Records, children
 from djqueue.runtime.emitting import ItemEncoder
 from djqueue.runtime.events import RunEvents
@@ -35,8 +34,7 @@ from djqueue.runtime.executors.sandbox.names import use_supervisor
 from djqueue.runtime.exits import ignore, leave, let_forks_end
 from djqueue.runtime.handlers import Handler, handler_of
 from djqueue.runtime.reports import MAX_LINE
-from djqueue.runtime.runs import ItemSink, Run
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import CURRENT, ItemSink, Run, Stop
 from djqueue.storage import wire
 
 from . import frames

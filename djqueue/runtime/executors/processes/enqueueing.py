@@ -3,19 +3,16 @@
 import asyncio
 import logging
 from functools import partial
-from typing import TYPE_CHECKING
 
 from djqueue.client.announcing import announcer
 from djqueue.core.errors import DjqueueError, QueueFullError, StorageError
 from djqueue.core.job import Batch, Claimed, EnqueueResult
 from djqueue.core.messages import ThrottledLog
 from djqueue.core.permissions import Permissions
+from djqueue.runtime.context import WorkerContext
 from djqueue.signals import job_enqueued
 
 from .batches import read_request
-
-if TYPE_CHECKING:
-    from djqueue.runtime.worker import Worker
 
 SMALL_REQUEST = 4_096
 """Bytes of a request that is read on the loop; larger ones could delay it."""
@@ -29,7 +26,7 @@ failures = ThrottledLog(logger, 10.0)
 class JobEnqueuer:
     """Enqueues jobs for the processes of some permissions."""
 
-    def __init__(self, worker: "Worker", permissions: Permissions) -> None:
+    def __init__(self, worker: WorkerContext, permissions: Permissions) -> None:
         self._storage = worker.storage
         self._settings = worker.settings
         self._permissions = permissions

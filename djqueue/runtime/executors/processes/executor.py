@@ -6,18 +6,18 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
 
 from djqueue.core.executors import limits_of
 from djqueue.core.job import EnqueueResult, Outcome
+from djqueue.runtime.context import WorkerContext
 from djqueue.runtime.dependencies import Records, aread
 from djqueue.runtime.emitting import RunItems
 from djqueue.runtime.executors.execution import Execution
 from djqueue.runtime.executors.sandbox.supervise import DeniedAccess
 from djqueue.runtime.handlers import Handler
 from djqueue.runtime.outcomes import failure, next_delay, release
-from djqueue.runtime.runs import Run
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.reports import Reports
+from djqueue.runtime.runs import Run, Stop
 
 from . import kernel
 from .endings import ending
@@ -26,9 +26,6 @@ from .jobprocess import JobProcess
 from .output import inert
 from .sandboxing import SandboxPlan
 from .templatekeeper import FIRST_RETRY, TemplateKeeper
-
-if TYPE_CHECKING:
-    from djqueue.runtime.worker import Worker
 
 TICK = 0.05
 """Seconds between two checks of memory."""
@@ -52,7 +49,11 @@ class ProcessExecutor:
     """Runs jobs in processes forked from one template. All methods but `stop` are called on the loop."""
 
     def __init__(
-        self, worker: "Worker", handlers: Iterable[Handler], plan: SandboxPlan | None = None
+        self,
+        worker: WorkerContext,
+        reports: Reports,
+        handlers: Iterable[Handler],
+        plan: SandboxPlan | None = None,
     ) -> None:
         self._loop = worker.loop
         self._clock = worker.clock
@@ -81,7 +82,7 @@ class ProcessExecutor:
         self._idler: asyncio.TimerHandle | None = None
         """Ends processes that have been idle for long."""
         self._enqueuer = None if plan is None else JobEnqueuer(worker, plan.permissions)
-        self._reports = worker.reports
+        self._reports = reports
         self.templates = TemplateKeeper(worker, self, handlers, plan)
 
     @property

@@ -8,8 +8,7 @@ from typing import Any
 
 from djqueue.core.executors import ISOLATED, SUBPROCESS, JobLimits
 from djqueue.core.workers import ProcessInfo
-from djqueue.runtime.runs import Run
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import Run, Stop
 from djqueue.storage import wire
 
 from . import frames, kernel

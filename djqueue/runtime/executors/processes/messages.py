@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from djqueue.codecs import MSGPACK, decode
 from djqueue.core.errors import DjqueueError, StorageError
-from djqueue.runtime.runs import Run
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import Run, Stop
 from djqueue.runtime.tracebacks import clean
 from djqueue.storage import wire
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from django.apps import apps
 from django.conf import settings as django_settings
 
-import djqueue
+from djqueue import _version
 from djqueue.conf import has_django
 from djqueue.core.errors import ConfigurationError, OptionError
 from djqueue.core.permissions import Permissions
@@ -140,7 +140,7 @@ def _project_paths() -> tuple[str, ...]:
 
 def _code_paths(project: tuple[str, ...]) -> tuple[str, ...]:
     """Return the directories of installed apps, unless they contain the project itself."""
-    paths = [str(Path(djqueue.__file__).parent)]
+    paths = [str(Path(_version.__file__).parent)]
     if has_django():
         paths += [config.path for config in apps.get_app_configs()]
     real = dict.fromkeys(map(os.path.realpath, paths))

@@ -9,6 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from djqueue.core.executors import JobLimits
+from djqueue.runtime.context import WorkerContext
 from djqueue.runtime.executors.sandbox.supervise import DeniedAccess
 from djqueue.runtime.handlers import Handler
 
@@ -19,8 +20,6 @@ from .templates import Template, TemplateError
 
 if TYPE_CHECKING:
     import socket
-
-    from djqueue.runtime.worker import Worker
 
     from .jobprocess import JobProcess
 
@@ -75,7 +74,7 @@ class TemplateKeeper:
     """The template of an executor, and those that fork no more. All methods are called on the loop."""
 
     def __init__(
-        self, worker: "Worker", user: TemplateUser, handlers: Iterable[Handler], plan: SandboxPlan | None
+        self, worker: WorkerContext, user: TemplateUser, handlers: Iterable[Handler], plan: SandboxPlan | None
     ) -> None:
         self._loop = worker.loop
         self._events = worker.events

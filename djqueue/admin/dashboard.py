@@ -13,8 +13,7 @@ from djqueue.dashboard import rights
 from djqueue.models import Dashboard
 
 if TYPE_CHECKING:
-    from djqueue.dashboard.pages import DashboardPage
-    from djqueue.dashboard.site import DashboardSite
+    from djqueue.dashboard.site import DashboardPage, DashboardSite
 
     ModelAdmin = admin.ModelAdmin[Any]
 else:

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -22,8 +22,17 @@ LONGEST = 100_000
 """Maximum characters that can be edited."""
 PLACEHOLDER = re.compile(rf"{HIDDEN}\d+")
 SURROGATE = re.compile("[\ud800-\udfff]")
-
 Path = tuple[str | int, ...]
+_WRITTEN: dict[type, Callable[[Any], Any]] = {
+    bytes: lambda value: {"$bytes": b64encode(value).decode()},
+    datetime: lambda value: {"$datetime": value.isoformat()},
+    date: lambda value: {"$date": value.isoformat()},
+    time: lambda value: {"$time": value.isoformat()},
+    timedelta: lambda value: {"$timedelta": [value.days, value.seconds, value.microseconds]},
+    Decimal: lambda value: {"$decimal": str(value)},
+    UUID: lambda value: {"$uuid": str(value)},
+}
+ARGUMENTS = ("args", "kwargs")
 
 
 class NotEditableError(ValueError):
@@ -48,15 +57,6 @@ def _tuple(parts: Any) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-_WRITTEN: dict[type, Callable[[Any], Any]] = {
-    bytes: lambda value: {"$bytes": b64encode(value).decode()},
-    datetime: lambda value: {"$datetime": value.isoformat()},
-    date: lambda value: {"$date": value.isoformat()},
-    time: lambda value: {"$time": value.isoformat()},
-    timedelta: lambda value: {"$timedelta": [value.days, value.seconds, value.microseconds]},
-    Decimal: lambda value: {"$decimal": str(value)},
-    UUID: lambda value: {"$uuid": str(value)},
-}
 _READ: dict[str, Callable[[Any], Any]] = {
     "$bytes": lambda text: b64decode(text, validate=True),
     "$datetime": datetime.fromisoformat,
@@ -131,6 +131,21 @@ def placeholders(text: str) -> set[str]:
         elif isinstance(part, dict):
             parts += part.values()
     return found
+
+
+def uncovers(before: Any, now: Any, drafts: Mapping[str, Draft], kept: Mapping[str, Collection[str]]) -> bool:
+    """Return whether a hidden value that is kept would be visible.
+
+    Args:
+        before: The whole payload as the user sees it.
+        now: The edited payload as the user would see it.
+        kept: Placeholders in the edited text of each draft.
+    """
+    return any(
+        mark in kept[name] and not _is_as_hidden(_at(now, path), _at(before, path))
+        for name, draft in drafts.items()
+        for mark, (path, _value) in draft.hidden.items()
+    )
 
 
 def _plain(
@@ -239,3 +254,18 @@ def _refused(path: Path, why: str) -> NotEditableError:
 def _steps(path: Path) -> Iterator[str]:
     for index, step in enumerate(path):
         yield f"[{step}]" if isinstance(step, int) else f".{step}" if index else str(step)
+
+
+def _at(shown: Any, path: Path) -> Any:
+    for step in path:
+        if isinstance(shown, Hidden):
+            break
+        try:
+            shown = shown[step]
+        except (KeyError, IndexError, TypeError):
+            return Hidden()
+    return shown
+
+
+def _is_as_hidden(now: Any, before: Any) -> bool:
+    return isinstance(now, Hidden) or repr(now) == repr(before)

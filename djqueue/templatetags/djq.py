@@ -19,11 +19,11 @@ from djqueue.core.job import AttemptRecord, JobFailure, JobRecord
 from djqueue.core.limiter import Rate
 from djqueue.core.metrics import BOUNDS, Bucket, Histogram
 from djqueue.core.states import State
-from djqueue.dashboard import arguments as job_arguments
-from djqueue.dashboard import deletions, drawing, limits, rendering, spans, tracebacks
-from djqueue.dashboard.annotations import ChartAnnotation
-from djqueue.dashboard.converters import QuotedConverter
-from djqueue.dashboard.deletions import Deletion, UndoButton
+from djqueue.dashboard import actions, charts, rendering
+from djqueue.dashboard import redaction as job_arguments
+from djqueue.dashboard.actions import Deletion, UndoButton
+from djqueue.dashboard.charts import ChartAnnotation
+from djqueue.dashboard.site import QuotedConverter
 from djqueue.models import JobState
 
 register = template.Library()
@@ -124,7 +124,7 @@ def day_of(at: int) -> str:
 @register.filter
 def span(milliseconds: float | None) -> str:
     """Format a duration."""
-    return rendering.NOTHING if milliseconds is None else spans.shown(milliseconds)
+    return rendering.NOTHING if milliseconds is None else rendering.duration(milliseconds)
 
 
 @register.filter
@@ -165,19 +165,19 @@ def anchor(text: str) -> str:
 @register.filter
 def rate(value: Rate | None) -> str:
     """Format a rate limit."""
-    return limits.written(value) or rendering.NOTHING
+    return rendering.rate_text(value) or rendering.NOTHING
 
 
 @register.simple_tag
 def sparkline(values: Sequence[float], label: str) -> SafeString:
     """Draw a small line chart, oldest value first."""
-    return drawing.sparkline(values, label)
+    return charts.sparkline(values, label)
 
 
 @register.simple_tag
 def bars(kinds: Sequence[tuple[str, float]], label: str) -> SafeString:
     """Draw a small bar chart of outcomes, oldest first."""
-    return drawing.bars(kinds, label)
+    return charts.bars(kinds, label)
 
 
 @register.simple_tag
@@ -232,7 +232,7 @@ def error_line(error: JobFailure) -> str:
 @register.filter
 def arguments(record: JobRecord) -> str:
     """Format a job's redacted arguments on one line."""
-    return job_arguments.one_line(record)
+    return job_arguments.payload_line(record)
 
 
 @register.filter
@@ -299,22 +299,22 @@ def percentile(times: Histogram, part: int) -> float | None:
 @register.filter
 def of_the_app(text: str) -> str | None:
     """Return a traceback without the frames of libraries; None if there are none to leave out."""
-    return tracebacks.of_the_app(text)
+    return rendering.app_frames(text)
 
 
 @register.simple_tag
 def undo_button(message: Any) -> UndoButton | None:
     """Return the undo button of a message."""
-    return deletions.undo_button(message)
+    return actions.undo_button(message)
 
 
 @register.simple_tag(takes_context=True)
 def pending_job_deletion(context: Context, queue: str, job_id: str) -> Deletion | None:
     """Return the pending deletion of a job."""
-    return deletions.pending_deletions(context["request"]).job(queue, job_id)
+    return actions.pending_deletions(context["request"]).job(queue, job_id)
 
 
 @register.simple_tag(takes_context=True)
 def pending_queue_deletions(context: Context, name: str) -> list[Deletion]:
     """Return the pending deletions that cover a queue."""
-    return deletions.pending_deletions(context["request"]).queue(name)
+    return actions.pending_deletions(context["request"]).queue(name)

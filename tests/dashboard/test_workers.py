@@ -8,7 +8,7 @@ from djqueue.client import get_storage
 from djqueue.core.job import ProcessInfo, RunningJob
 from djqueue.core.workercontrol import DUMP_TTL
 from djqueue.dashboard import rights
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard.reading import snapshots
 from djqueue.models import AuditEvent
 from djqueue.testing.factories import enqueue, worker
 from tests.dashboard.visiting import PAGES, address, logged_in, one_with, visit

@@ -12,11 +12,9 @@ from django.utils.translation import gettext_lazy
 from djqueue.client import registry
 from djqueue.core.errors import DjqueueError
 from djqueue.dashboard import audit, rights
-from djqueue.dashboard.arguments import check_arguments
-from djqueue.dashboard.inputs import ArgumentsField
+from djqueue.dashboard.forms import ArgumentsField, check_arguments
 from djqueue.dashboard.jsontext import LONGEST
-from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.site import DashboardSite
+from djqueue.dashboard.site import DashboardSite, Pages
 
 pages = Pages()
 

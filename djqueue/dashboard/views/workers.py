@@ -1,4 +1,11 @@
-"""Workers, and commands for them."""
+"""Workers as a user sees them: their heartbeats, versions and jobs.
+
+Workers, and commands for them.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
@@ -7,14 +14,17 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
+from djqueue.conf import get_settings
 from djqueue.core import workercontrol
-from djqueue.dashboard import audit, rights, workerrows
-from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.site import Crumb, DashboardSite
-from djqueue.dashboard.workerrows import WorkerRow
+from djqueue.core.job import ProcessInfo, RunningJob, WorkerInfo
+from djqueue.core.workercontrol import STOPPING
+from djqueue.dashboard import audit, boards, rights
+from djqueue.dashboard.reading import CachedRead
+from djqueue.dashboard.site import Crumb, DashboardSite, Pages
 
 pages = Pages()
-
+HEARTBEAT_SLACK = 1_000
+"""Milliseconds by which a heartbeat may be late."""
 MESSAGES = {
     workercontrol.QUIET: gettext_lazy("Asked worker %(worker)s to stop claiming jobs."),
     workercontrol.RESUME: gettext_lazy("Asked worker %(worker)s to resume claiming jobs."),
@@ -26,10 +36,94 @@ MESSAGES = {
 """Messages after a command."""
 
 
+class Version(NamedTuple):
+    """The version that a worker runs."""
+
+    project: str
+    djqueue: str
+
+
+class WorkerRow(NamedTuple):
+    """A worker."""
+
+    info: WorkerInfo
+    level: str
+    """Level of the last heartbeat: ok | warn (one interval overdue) | bad (three)."""
+    queues: tuple[str, ...] | None
+    """Queues that the user can see; None for all queues."""
+    jobs: tuple[RunningJob, ...]
+    """Active jobs of these queues."""
+    processes: tuple[ProcessInfo, ...]
+    """Processes of its jobs, without the ids of jobs that the user cannot see."""
+    others: int
+    """The number of other active jobs."""
+    is_open: bool
+    """Whether the user can see all of its queues, and so control the worker and read its dumps."""
+    is_old: bool
+    """Whether the most recently started worker has another version."""
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    @property
+    def version(self) -> Version:
+        return Version(self.info.project, self.info.version)
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.info.state == STOPPING
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the worker claims no jobs for now."""
+        return self.info.state == "quiet"
+
+
+class WorkerRows(NamedTuple):
+    """All workers that a user can see."""
+
+    rows: tuple[WorkerRow, ...]
+
+    @property
+    def slots(self) -> int:
+        return sum(one.info.concurrency for one in self.rows)
+
+    @property
+    def active(self) -> int:
+        """The number of slots in use."""
+        return sum(one.info.active for one in self.rows)
+
+    @property
+    def hosts(self) -> int:
+        """The number of hosts that the workers run on."""
+        return len({one.info.host for one in self.rows})
+
+    @property
+    def versions(self) -> list[tuple[Version, int]]:
+        """Versions with their number of workers, most frequent first. Unknown versions are left out."""
+        return Counter(one.version for one in self.rows if one.info.version).most_common()
+
+    def find(self, worker_id: str) -> WorkerRow | None:
+        return next((one for one in self.rows if one.id == worker_id), None)
+
+
+def worker_rows(request: HttpRequest) -> CachedRead[WorkerRows]:
+    """Return the workers that the user can see, by host and process."""
+    cached = boards.board(request)
+    sees_all = boards.sees_all(request)
+    infos = sorted(cached.value.workers, key=lambda info: (info.host, info.pid, info.id))
+    newest = max(infos, key=lambda info: info.started_at, default=None)
+    found = [_row_of(request, info, newest, cached.value.at, sees_all=sees_all) for info in infos]
+    # A worker of hidden queues only is hidden, too.
+    shown = tuple(one for one in found if one.queues != ())
+    return CachedRead(WorkerRows(shown), cached.value.at, cached.error)
+
+
 @pages.show("workers", "workers/", rights.VIEW, gettext_lazy("Workers"))
 def workers(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List the workers with their latest heartbeats."""
-    cached = workerrows.worker_rows(request)
+    cached = worker_rows(request)
     context = {"workers": cached.value}
     return site.render(request, "workers.html", _("Workers"), context, tab="workers", read=cached)
 
@@ -37,7 +131,7 @@ def workers(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 @pages.show("worker", "workers/<djq:worker>/", rights.VIEW)
 def worker(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
     """Show a worker, its jobs, and its stack dump if one was requested."""
-    cached = workerrows.worker_rows(request)
+    cached = worker_rows(request)
     seen = cached.value.find(worker)
     if seen is None:
         text = _("Worker %(worker)s was not found. The worker stopped or sent no heartbeat for a minute.") % {
@@ -74,6 +168,43 @@ for _name in (workercontrol.QUIET, workercontrol.RESUME, workercontrol.DUMP):
     _register(_name)
 
 
+def _row_of(
+    request: HttpRequest, info: WorkerInfo, newest: WorkerInfo | None, now: int, *, sees_all: bool
+) -> WorkerRow:
+    queues = None if info.queues is None else _visible(request, info.queues)
+    jobs = tuple(job for job in info.jobs if rights.sees(request, job.queue))
+    return WorkerRow(
+        info,
+        _level(info, now),
+        queues,
+        jobs,
+        tuple(_process(request, process) for process in info.processes),
+        max(0, info.active - len(jobs)),
+        sees_all if queues is None else queues == info.queues,
+        bool(newest and info.version) and _version(info) != _version(newest),
+    )
+
+
+def _process(request: HttpRequest, process: ProcessInfo) -> ProcessInfo:
+    return process if rights.sees(request, process.queue) else process._replace(queue="", job="")
+
+
+def _version(info: WorkerInfo | None) -> tuple[str, str] | None:
+    return None if info is None else (info.project, info.version)
+
+
+def _visible(request: HttpRequest, queues: Sequence[str]) -> tuple[str, ...]:
+    return tuple(queue for queue in queues if rights.sees(request, queue))
+
+
+def _level(info: WorkerInfo, now: int) -> str:
+    every = info.heartbeat or get_settings().heartbeat
+    silent = now - info.seen_at
+    if silent <= every + HEARTBEAT_SLACK:
+        return "ok"
+    return "warn" if silent <= 3 * every + HEARTBEAT_SLACK else "bad"
+
+
 def _command(request: HttpRequest, site: DashboardSite, worker: str, command: str) -> HttpResponse:
     if _found(request, worker, command) is None:
         answer = workercontrol.NOT_FOUND
@@ -92,7 +223,7 @@ def _command(request: HttpRequest, site: DashboardSite, worker: str, command: st
 
 def _found(request: HttpRequest, worker: str, command: str) -> WorkerRow | None:
     """Raises PermissionDenied if it also serves queues that the user is not to know of."""
-    seen = workerrows.worker_rows(request).value.find(worker)
+    seen = worker_rows(request).value.find(worker)
     if seen is not None and not seen.is_open:
         audit.note(request, f"worker_{command}", refused=True, detail={"worker": worker})
         raise PermissionDenied

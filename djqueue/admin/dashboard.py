@@ -60,8 +60,7 @@ class DashboardAdmin(ModelAdmin):
         return False
 
     def _view(self, page: "DashboardPage") -> Callable[..., HttpResponseBase]:
-        from djqueue.dashboard.outages import answers_without_databases
-        from djqueue.dashboard.site import is_partial
+        from djqueue.dashboard.outages import answers_without_databases, is_partial
 
         def view(request: HttpRequest, **captured: Any) -> HttpResponseBase:
             return self.dashboard.serve(page, request, **captured)

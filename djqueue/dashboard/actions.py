@@ -1,10 +1,6 @@
-"""Actions on jobs, for every page that offers them. The storage responds for each job.
+"""Actions on jobs: on one job, on the jobs selected in a list, and bulk operations on all matching jobs.
 
-Deletions requested on the dashboard: workers perform them after a delay in which they can be undone.
-
-Actions on the jobs that are selected in a list.
-
-The confirmation page of bulk operations: shows how many jobs match, then starts the operation.
+The storage responds for each job. Workers perform deletions after a delay in which they can be undone.
 """
 
 import re
@@ -78,7 +74,8 @@ class JobAction:
     done: dict[str, Any]
 
 
-class Deletion(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Deletion:
     """A pending deletion."""
 
     operation: int
@@ -205,7 +202,7 @@ def pending_deletions(request: HttpRequest) -> PendingDeletions:
 
 
 def deletion_parts(request: HttpRequest) -> Hashable:
-    """Return what a page of jobs shows of deletions: see `freshness.Parts`."""
+    """Return what a page of jobs shows of deletions: see `reading.Parts`."""
     found = tables.select(
         BulkOperation, OPEN_OPERATIONS, (BulkState.PLANNED.value, BulkState.RUNNING.value, MAX_OPEN)
     )

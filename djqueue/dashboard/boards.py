@@ -1,7 +1,6 @@
-"""Estimates when a queue's backlog drains, from how its size changes per second.
+"""All queues and workers that a user can see, with their last hour and a forecast of each backlog.
 
-Data that several pages read: responses of the storage, combined, filtered for the user and cached for a
-second.
+The board is read once a second for all users of a process, then filtered for each user.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.job import WorkerInfo
-from djqueue.core.metrics import COUNTS, NO_TIMES, Bucket, Histogram
+from djqueue.core.metrics import COUNTS, MINUTE, NO_TIMES, Bucket, Histogram
 from djqueue.core.overview import QueueOverview
 from djqueue.core.serving import is_silent, served, silent_from
 from djqueue.core.states import State
@@ -39,8 +38,6 @@ WINDOWS = 3
 MAX_SAMPLES = 64
 """Maximum samples kept per queue."""
 EMPTY, ESTIMATING, DRAINING, STEADY, NEVER = "empty", "estimating", "draining", "steady", "never"
-MINUTE = 60_000
-HOUR = 60 * MINUTE
 MINUTES = 60
 """Minutes in a queue's small charts."""
 LATELY = 5
@@ -66,23 +63,6 @@ class Forecast(NamedTuple):
     never (grew in each of the last windows)"""
     left: float | None = None
     """Milliseconds until a draining backlog is empty."""
-
-
-def forecast(samples: Sequence[Sample]) -> Forecast:
-    """Return the forecast of a queue from its samples, oldest first."""
-    if not samples or not samples[-1].waiting:
-        return Forecast(EMPTY)
-    now = samples[-1]
-    recent = _recent(samples)
-    if not recent:
-        return Forecast(ESTIMATING)
-    # The median ignores a burst that arrived between two samples; the mean would not.
-    falling = median(
-        (one.waiting - later.waiting) / (later.tick - one.tick) for one, later in combinations(recent, 2)
-    )
-    if falling > 0:
-        return Forecast(DRAINING, now.waiting / falling)
-    return Forecast(NEVER if _has_grown(samples) else STEADY)
 
 
 class QueueRow(NamedTuple):
@@ -201,6 +181,23 @@ class Past(NamedTuple):
     """Buckets of each queue."""
     whole: tuple[Bucket, ...]
     """Buckets of all queues together, without times."""
+
+
+def forecast(samples: Sequence[Sample]) -> Forecast:
+    """Return the forecast of a queue from its samples, oldest first."""
+    if not samples or not samples[-1].waiting:
+        return Forecast(EMPTY)
+    now = samples[-1]
+    recent = _recent(samples)
+    if not recent:
+        return Forecast(ESTIMATING)
+    # The median ignores a burst that arrived between two samples; the mean would not.
+    falling = median(
+        (one.waiting - later.waiting) / (later.tick - one.tick) for one, later in combinations(recent, 2)
+    )
+    if falling > 0:
+        return Forecast(DRAINING, now.waiting / falling)
+    return Forecast(NEVER if _has_grown(samples) else STEADY)
 
 
 def sampled(known: Mapping[str, Samples], rows: Sequence[QueueOverview], tick: int) -> dict[str, Samples]:

@@ -1,8 +1,6 @@
-"""Small SVG charts, made of attributes only: a strict content security policy forbids inline styles.
+"""Small SVG charts: lines, bars and the lifecycle of a job; and the annotations of larger charts.
 
-The lifecycle diagram of a job: the states passed, the time in each, and the current one.
-
-Annotations of charts: deploys, and what users have added.
+Charts consist of attributes and classes only, because a strict content security policy forbids inline styles.
 """
 
 import logging
@@ -231,7 +229,7 @@ def annotations_within(series: Sequence[Bucket]) -> list[ChartAnnotation]:
 
 
 def annotation_parts(_request: HttpRequest) -> Hashable:
-    """Return the annotations of the last hour: see `freshness.Parts`."""
+    """Return the annotations of the last hour: see `reading.Parts`."""
     end = (SYSTEM_CLOCK.now() // MINUTE + 1) * MINUTE
     return tuple(_annotations_between(end - 60 * MINUTE, end))
 

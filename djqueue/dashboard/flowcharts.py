@@ -1,12 +1,10 @@
-"""Lays out the jobs of a workflow in layers, so that every edge points forward.
+"""Workflow diagrams: a layout in layers, in which every edge points forward, drawn as SVG.
 
-The steps follow Sugiyama, Tagawa and Toda ("Methods for Visual Understanding of Hierarchical System
+The layout follows Sugiyama, Tagawa and Toda ("Methods for Visual Understanding of Hierarchical System
 Structures", 1981): layers by the longest path, a dummy node in every layer that a long edge crosses, and the
 order within a layer by the mean position of the neighbors (barycenter), sweeping back and forth. Heights are
 then moved towards the means of the neighbors as far as order and distance allow (isotonic regression by
-pooling adjacent violators).
-
-Workflow diagrams as SVG, with attributes and classes only, as content security policies require.
+pooling adjacent violators). The SVG has attributes and classes only, as content security policies require.
 """
 
 from bisect import bisect_right, insort

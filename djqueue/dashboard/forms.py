@@ -1,4 +1,4 @@
-"""Form fields for times and JSON, and checks of values that no storage accepts."""
+"""Form fields for times and JSON, and checks of values that no storage or function accepts."""
 
 import inspect
 import json

@@ -1,15 +1,12 @@
-"""Filter jobs by a value of their arguments: `order_id:7`, `kwargs.order.id:7`, `args.0:7`.
-
-Only the visible part of a payload is compared, so hidden values can't be found. Every candidate payload is
-decoded, whatever its bytes are, so that neither the results nor the duration of a search reveal a hidden
-value. Searches are therefore slow and have a budget: see `payloadscan`.
-
-Scans of rows that decode payloads: within a budget, and one at a time for each user.
-
-Searches jobs in the rows that a storage keeps in tables, through their indexes.
+"""Searches jobs in the rows that a storage keeps in tables, through their indexes.
 
 Rows are neither counted nor skipped. A filter without an index is applied to the newest rows only, and the
 result says so.
+
+A filter of arguments, such as `order_id:7`, `kwargs.order.id:7` or `args.0:7`, compares only the visible part
+of a payload, so hidden values can't be found. Every candidate payload is decoded, whatever its bytes are, so
+that neither the results nor the duration of a search reveal a hidden value. Such searches are slow: they have
+a budget, and each user has one at a time.
 """
 
 import json
@@ -34,6 +31,7 @@ from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.job import JobFailure, JobRecord
 from djqueue.core.states import State
 from djqueue.dashboard import redaction, tables
+from djqueue.dashboard.jsontext import ARGUMENTS
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import Job, SchedulerLease
 from djqueue.storage.base import Storage
@@ -41,7 +39,6 @@ from djqueue.storage.tables.leaderlease import TTL, LeaderLease
 from djqueue.storage.tables.rows import unpack_options
 
 logger = logging.getLogger("djqueue.dashboard")
-ROOTS = ("args", "kwargs")
 SCAN_BYTES = 32 * 1024 * 1024
 """Maximum bytes of payloads that a scan reads. At least one payload is read, whatever its size."""
 SCAN_MILLISECONDS = 1_000
@@ -151,7 +148,7 @@ class JobFilter(NamedTuple):
 
 
 class JobSearchPage(NamedTuple):
-    """A page of jobs, newest first; see `arguments.LARGEST` for their payloads."""
+    """A page of jobs, newest first; see `redaction.LARGEST_LISTED` for their payloads."""
 
     jobs: list[JobRecord]
     page: tables.KeysetPage
@@ -187,7 +184,7 @@ def parse_argument(text: str) -> ArgumentFilter | None:
     path = tuple(name.strip().split("."))
     if not colon or not all(path):
         raise OptionError("argument: use the form name:value, kwargs.order.id:7 or args.0:7")
-    if path[0] not in ROOTS:
+    if path[0] not in ARGUMENTS:
         path = ("kwargs", *path)
     value = value.strip()
     return ArgumentFilter(path, tuple(_meant(value)))

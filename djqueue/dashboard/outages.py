@@ -1,14 +1,12 @@
-"""Ends queries that a PostgreSQL server does not answer, so that a page can respond in time.
-
-A query sent to a frozen server has no timeout: `statement_timeout` is the server's, and `connect_timeout` is
-over. A thread of the process shuts down the socket of such a query at the page's deadline. The driver then
-raises OperationalError at once in the thread of the request.
-
-Responds in time while a database is unreachable: status 503, with the database and the time since when.
+"""Responds in time while a database is unreachable: status 503, with the database and the time since when.
 
 Sessions and users are stored in the default database, so no page can show data without it. One request
-detects the outage, bounded by `watchdog` and the driver's `connect_timeout`. Later requests get the response
+detects the outage, bounded by a watchdog and the driver's `connect_timeout`. Later requests get the response
 immediately until a probe succeeds.
+
+A query sent to a frozen PostgreSQL server has no timeout: `statement_timeout` is the server's, and
+`connect_timeout` is over. So the watchdog, a thread of the process, shuts down the socket of such a query at
+the page's deadline. The driver then raises OperationalError at once in the thread of the request.
 """
 
 import logging
@@ -18,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
-from threading import Lock
 from typing import Any
 from urllib.parse import quote
 
@@ -52,6 +49,10 @@ PROBE = 1.0
 """Seconds that a probe of an unreachable database may take."""
 RETRY_AFTER = 5
 """Seconds after which a browser may retry."""
+UNAVAILABLE = "Djq-Unavailable"
+"""Header: the storage or a database could not be read, and the part shows the last data."""
+NOTICE = "Djq-Notice"
+"""Header: the banner of an open page, percent-encoded: which data is stale, why, and since when."""
 View = Callable[..., HttpResponseBase]
 
 
@@ -158,7 +159,7 @@ class DatabaseBreakers:
     """A circuit breaker for each database of this process."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._breakers: dict[str, CircuitBreaker] = {}
 
     def of(self, alias: str) -> CircuitBreaker:
@@ -184,6 +185,11 @@ watchdog = Watchdog()
 """The watchdog of this process."""
 outages = DatabaseBreakers()
 """The circuit breakers of this process."""
+
+
+def is_partial(request: HttpRequest) -> bool:
+    """Return whether an open page requests its live part."""
+    return request.headers.get("HX-Request") == "true"
 
 
 def answers_without_databases(site: AdminSite, view: View) -> View:
@@ -330,10 +336,10 @@ def _unavailable(site: AdminSite, request: HttpRequest, alias: str) -> HttpRespo
     for name in ("session", "_messages"):
         # Otherwise the middleware of sessions and messages would write to the database.
         request.__dict__.pop(name, None)
-    if request.headers.get("HX-Request") == "true":
+    if is_partial(request):
         response = HttpResponse(status=204)
-        response["Djq-Unavailable"] = "1"
-        response["Djq-Notice"] = quote(text)
+        response[UNAVAILABLE] = "1"
+        response[NOTICE] = quote(text)
     else:
         context = {
             "text": text,

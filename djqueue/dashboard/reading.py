@@ -1,15 +1,12 @@
-"""A cache of reads that all users of a process share: fifty open pages cost one read per second.
+"""Cached reads that all users of a process share, and the freshness of the pages made from them.
 
-Values that several parts of one response need, read once per request.
-
-Tells whether an open page is still current, without reading or rendering it again.
-
-The live part of a page carries a tag of three parts: a hash of its HTML, the version of the data that it was
-made from, and an expiry time. A request that sends a tag with the current version before that time gets
-status 304 at once. With another version, the part is rendered and its hash is compared.
+Fifty open pages cost one read per second. The live part of a page carries a tag of three parts: a hash of its
+HTML, the version of the data that it was made from, and an expiry time. A request that sends a tag with the
+current version before that time gets status 304 at once. With another version, the part is rendered and its
+hash is compared.
 
 The version is read before the data. Data newer than its version therefore costs one more response, but no
-change is missed. Whatever the version doesn't cover must limit the expiry time: see `Watch` and `limit`.
+change is missed. Whatever the version doesn't cover must limit the expiry time: see `Watch` and `expire_at`.
 """
 
 import logging
@@ -34,6 +31,7 @@ from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadline import remaining, within
 from djqueue.core.errors import DjqueueError, StorageError, StorageUnavailableError
+from djqueue.core.metrics import MINUTE
 from djqueue.dashboard import rights
 from djqueue.dashboard.outages import watchdog
 
@@ -56,7 +54,6 @@ BACKGROUND_LIMIT = 30.0
 MAX_ENTRIES = 200
 """Maximum cached reads; the least recently used one is dropped first."""
 REQUEST_ATTRIBUTE = "_djqueue_cache"
-MINUTE = 60_000
 FRESHNESS_ATTRIBUTE = "_djqueue_freshness"
 ALL_RIGHTS = tuple(value for name, value in vars(rights).items() if name.isupper() and isinstance(value, str))
 Parts = Callable[[HttpRequest], Hashable]
@@ -64,7 +61,7 @@ Parts = Callable[[HttpRequest], Hashable]
 
 
 class Watch:
-    """The snapshots that a thread has used, and until when they are valid.
+    """The cached reads that a thread has used, and until when they are valid.
 
     Attributes:
         since: Monotonic milliseconds. A value read since then, and determined by the storage alone, has the
@@ -80,7 +77,7 @@ class Watch:
         self._covered = covered
 
     def note(self, key: Hashable, cached: "CachedRead[Any]", again: int, *, versioned: bool) -> None:
-        """Note that a snapshot was used, and when it is read again."""
+        """Note that a read was used, and when it is read again."""
         self.keys.add(key)
         if key in self._covered or (versioned and cached.began >= self._since):
             return
@@ -309,7 +306,7 @@ def no_parts(_request: HttpRequest) -> Hashable:
 
 
 def watch_page(request: HttpRequest, parts: Parts) -> Fresh | None:
-    """Read the version of a page and watch its snapshots; None if the storage has no version."""
+    """Read the version of a page and watch its reads; None if the storage has no version."""
     try:
         cached = snapshots.read("version", lambda: get_storage().reads.change_version())
     except DjqueueError:
@@ -382,5 +379,5 @@ def _digest(request: HttpRequest, version: str, own: Hashable) -> str:
         get_language(),
         timezone.get_current_timezone_name(),
     )
-    key = sha256(b"djqueue.dashboard.reading:" + force_bytes(settings.SECRET_KEY)).digest()
+    key = sha256(b"djqueue.dashboard.freshness:" + force_bytes(settings.SECRET_KEY)).digest()
     return blake2b(repr(seen).encode(errors="surrogatepass"), digest_size=12, key=key).hexdigest()

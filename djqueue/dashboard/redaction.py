@@ -1,7 +1,4 @@
-"""Hides secrets in values of jobs: by the names of their keys, and by the job's own redact function.
-
-Arguments of jobs: checked against a function's signature, and shown on one line of a list.
-"""
+"""Hides secrets in values of jobs: by the names of their keys, and by the job's own redact function."""
 
 import inspect
 import logging
@@ -134,7 +131,8 @@ def payload_line(record: JobRecord) -> str:
         value = payload(record, revealed=False)
     except SerializationError:
         return _("unreadable")
-    return _cut(_line(value))
+    text = _line(value)
+    return text if len(text) <= LINE_LENGTH else f"{text[: LINE_LENGTH - 1]}…"
 
 
 def _without_secrets(name: str, value: Any, part: str) -> Any:
@@ -203,7 +201,3 @@ def _line(value: Any) -> str:
 
 def _flat(value: Any) -> str:
     return " ".join(rendering.text(value, LINE_LENGTH * 4).split())
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LINE_LENGTH else f"{text[: LINE_LENGTH - 1]}…"

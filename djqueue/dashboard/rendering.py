@@ -1,13 +1,4 @@
-"""Renders values for pages.
-
-Durations as text.
-
-The progress of a job: a bar if its value is a share, otherwise text.
-
-Tracebacks without the frames of libraries.
-
-Explains why a job is not running: a sentence and its evidence.
-"""
+"""Renders values, times, durations and explanations for pages."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +19,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from djqueue.conf import RATE_UNITS
 from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.explain import BlockingJob, Dependency, Explanation
+from djqueue.core.job import JobFailure
 from djqueue.core.limiter import Rate
 from djqueue.core.states import PENDING
 
@@ -108,11 +100,6 @@ EXPLANATIONS = {
 MANY_AHEAD = 10_000
 
 
-def text(value: Any, limit: int = SHOWN) -> str:
-    """Return a value in Python syntax, cut to a maximum length."""
-    return "".join(islice(_characters(value), limit))
-
-
 class ProgressValue(NamedTuple):
     """The progress of a job as a page shows it."""
 
@@ -135,6 +122,11 @@ class ShownExplanation(NamedTuple):
     holders: tuple[BlockingJob, ...]
     unmet: tuple[Dependency, ...]
     workers: tuple[str, ...]
+
+
+def text(value: Any, limit: int = SHOWN) -> str:
+    """Return a value in Python syntax, cut to a maximum length."""
+    return "".join(islice(_characters(value), limit))
 
 
 def reason(word: str) -> str:
@@ -282,6 +274,11 @@ def error_line(row: Any) -> str:
     kind = row.error_type.rpartition(".")[2]
     message = first_line(row.error_message)
     return f"{kind}: {message}" if kind and message else kind or message or NOTHING
+
+
+def failure_line(error: JobFailure) -> str:
+    """Return the type of a job's error and the first line of its message."""
+    return f"{error.type.rpartition('.')[2]}: {first_line(error.message)}"
 
 
 def first_line(text: str, longest: int = 120) -> str:

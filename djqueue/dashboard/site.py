@@ -1,9 +1,4 @@
-"""The path converter of queue names and job IDs: any text as one path segment.
-
-Pages: each has a URL, a view and a required permission.
-
-The dashboard of one admin site: its URLs, access checks and rendering.
-"""
+"""The dashboard of one admin site: its pages, access checks and rendering."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +33,7 @@ from djqueue.core.deadline import within
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import DjqueueError, OptionError, StorageError
 from djqueue.dashboard import audit, forms, reading, rendering, rights
-from djqueue.dashboard.outages import watchdog
+from djqueue.dashboard.outages import NOTICE, UNAVAILABLE, is_partial, watchdog
 from djqueue.dashboard.reading import CachedRead, Parts, snapshots
 from djqueue.dashboard.tables import KeysetPage
 
@@ -59,10 +54,6 @@ INTERVALS = (2, 5, 15, 60)
 """Refresh intervals that users can choose, in seconds."""
 FOLLOWED = frozenset({"changelist", "queues", "jobs"})
 """Pages that show only what `streams` watches."""
-UNAVAILABLE = "Djq-Unavailable"
-"""Header: the storage could not be read, and the part shows the last data."""
-NOTICE = "Djq-Notice"
-"""Header: the banner of an open page, percent-encoded: which data is stale, why, and since when."""
 
 
 class QuotedConverter:
@@ -354,11 +345,6 @@ class DashboardSite:
 
 CONVERTER = QuotedConverter()
 register_converter(QuotedConverter, "djq")
-
-
-def is_partial(request: HttpRequest) -> bool:
-    """Return whether an open page requests its live part."""
-    return request.headers.get("HX-Request") == "true"
 
 
 def _notice(error: str, as_of: int | None) -> str:

@@ -1,6 +1,6 @@
-"""The database of djqueue's tables: the storage's option, otherwise the routers' choice.
+"""Rows of djqueue's tables: the database that has them, and keyset pages, newest first.
 
-Keyset pagination, newest first: the last page is as fast as the first.
+The last page of a list is as fast as the first.
 """
 
 from collections.abc import Callable, Sequence

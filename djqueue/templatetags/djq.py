@@ -15,18 +15,26 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
 from djqueue.core.durations import to_datetime, to_milliseconds
-from djqueue.core.job import AttemptRecord, JobFailure, JobRecord
+from djqueue.core.job import AttemptRecord, JobRecord
 from djqueue.core.limiter import Rate
 from djqueue.core.metrics import BOUNDS, Bucket, Histogram
 from djqueue.core.states import State
-from djqueue.dashboard import actions, charts, rendering
-from djqueue.dashboard import redaction as job_arguments
-from djqueue.dashboard.actions import Deletion, UndoButton
+from djqueue.dashboard import actions, charts, redaction, rendering
+from djqueue.dashboard.actions import Deletion
 from djqueue.dashboard.charts import ChartAnnotation
-from djqueue.dashboard.site import QuotedConverter
+from djqueue.dashboard.site import CONVERTER
 from djqueue.models import JobState
 
 register = template.Library()
+register.simple_tag(charts.sparkline, name="sparkline")
+register.simple_tag(charts.bars, name="bars")
+register.filter("arguments", redaction.payload_line)
+register.filter("quoted", CONVERTER.to_url)
+register.filter("criterion", rendering.criterion)
+register.filter("reason", rendering.reason)
+register.filter("of_the_app", rendering.app_frames)
+register.simple_tag(actions.undo_button, name="undo_button")
+register.filter("error_line", rendering.failure_line)
 
 
 @register.simple_tag(takes_context=True)
@@ -169,18 +177,6 @@ def rate(value: Rate | None) -> str:
 
 
 @register.simple_tag
-def sparkline(values: Sequence[float], label: str) -> SafeString:
-    """Draw a small line chart, oldest value first."""
-    return charts.sparkline(values, label)
-
-
-@register.simple_tag
-def bars(kinds: Sequence[tuple[str, float]], label: str) -> SafeString:
-    """Draw a small bar chart of outcomes, oldest first."""
-    return charts.bars(kinds, label)
-
-
-@register.simple_tag
 def seconds(at: int) -> str:
     """Return a time for a chart, in seconds since 1970."""
     return str(at // 1_000)
@@ -224,24 +220,6 @@ def percentiles(bucket: Bucket) -> list[tuple[float | None, str]]:
 
 
 @register.filter
-def error_line(error: JobFailure) -> str:
-    """Format an error as one line."""
-    return f"{error.type.rpartition('.')[2]}: {rendering.first_line(error.message)}"
-
-
-@register.filter
-def arguments(record: JobRecord) -> str:
-    """Format a job's redacted arguments on one line."""
-    return job_arguments.payload_line(record)
-
-
-@register.filter
-def quoted(text: str) -> str:
-    """Return a name quoted as a path segment."""
-    return QuotedConverter().to_url(text)
-
-
-@register.filter
 def breakable(dotted: str) -> SafeString:
     """Allow line breaks after the dots and underscores of a dotted name."""
     parts = re.split(r"(?<=[._])", dotted)
@@ -252,18 +230,6 @@ def breakable(dotted: str) -> SafeString:
 def last_part(dotted: str) -> str:
     """Return the last part of a dotted name."""
     return dotted.rpartition(".")[2]
-
-
-@register.filter
-def criterion(word: str) -> str:
-    """Return the label of a filter of dead letters."""
-    return rendering.criterion(word)
-
-
-@register.filter
-def reason(word: str) -> str:
-    """Return the label of a dead letter's reason."""
-    return rendering.reason(word)
 
 
 @register.filter
@@ -294,18 +260,6 @@ def since_in(when: datetime | None, zone: str) -> str:
 def percentile(times: Histogram, part: int) -> float | None:
     """Return a percentile of a histogram, in milliseconds."""
     return times.percentile(part / 100)
-
-
-@register.filter
-def of_the_app(text: str) -> str | None:
-    """Return a traceback without the frames of libraries; None if there are none to leave out."""
-    return rendering.app_frames(text)
-
-
-@register.simple_tag
-def undo_button(message: Any) -> UndoButton | None:
-    """Return the undo button of a message."""
-    return actions.undo_button(message)
 
 
 @register.simple_tag(takes_context=True)

@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 
 from djqueue import Queue
-from djqueue.core.metrics import NO_TIMES, PARTS, Histogram, RunStats
+from djqueue.core.metrics import HOUR, MINUTE, NO_TIMES, PARTS, Histogram, RunStats
 from djqueue.core.options import DAY
 from djqueue.dashboard import boards
-from djqueue.dashboard.boards import HOUR, MINUTE, MINUTES, RECENT
+from djqueue.dashboard.boards import MINUTES, RECENT
 from djqueue.dashboard.reading import snapshots
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock

@@ -1,7 +1,4 @@
-"""The audit log as pages show it, and the last recorded action on a job.
-
-The activity log.
-"""
+"""The activity log: actions and refused attempts."""
 
 import json
 from collections.abc import Mapping

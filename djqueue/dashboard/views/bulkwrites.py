@@ -1,7 +1,4 @@
-"""Bulk writes: their reports from the storage, and the current states of their jobs.
-
-Bulk writes: their reports, the states of their jobs, and operations on the pending or failed ones.
-"""
+"""Bulk writes: their reports, the states of their jobs, and operations on the pending or failed ones."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

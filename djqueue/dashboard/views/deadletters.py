@@ -1,11 +1,9 @@
-"""Dead letters, grouped by error and selected by a filter.
-
-Dead letters: grouped by error, listed, retried, deleted and exported.
-"""
+"""Dead letters: grouped by error, listed, retried, deleted and exported."""
 
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from django import forms
@@ -60,6 +58,27 @@ class FailureGroup(NamedTuple):
     """Dead letters per day, oldest day first."""
 
 
+@dataclass(frozen=True, slots=True)
+class DeadLetterSample:
+    """Dead letters, newest first."""
+
+    dead_letters: tuple[DeadLetterRecord, ...]
+    at: int
+    capped: bool
+    """Whether there are more than were examined."""
+
+    def matching(self, wanted: DeadLetterFilter) -> Iterator[DeadLetterRecord]:
+        """Yield the dead letters that match a filter."""
+        return (dead_letter for dead_letter in self.dead_letters if wanted.matches(dead_letter, self.at))
+
+
+class BeginForm(RateForm):
+    """The action on the matching dead letters, and its rate."""
+
+    kind = forms.ChoiceField(choices=[(one, one) for one in (BulkKind.RETRY, BulkKind.PURGE)])
+    queue = forms.CharField(required=False, max_length=255)
+
+
 @pages.show(
     "dead_letters", "dead-letters/", rights.VIEW, gettext_lazy("Dead letters"), actions.deletion_parts
 )
@@ -96,26 +115,6 @@ def dead_letters(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     return site.render(
         request, "dead_letters.html", _("Dead letters"), context, tab="dead_letters", read=cached
     )
-
-
-class DeadLetterSample(NamedTuple):
-    """Dead letters, newest first."""
-
-    dead_letters: tuple[DeadLetterRecord, ...]
-    at: int
-    capped: bool
-    """Whether there are more than were examined."""
-
-    def matching(self, wanted: DeadLetterFilter) -> Iterator[DeadLetterRecord]:
-        """Yield the dead letters that match a filter."""
-        return (dead_letter for dead_letter in self.dead_letters if wanted.matches(dead_letter, self.at))
-
-
-class BeginForm(RateForm):
-    """The action on the matching dead letters, and its rate."""
-
-    kind = forms.ChoiceField(choices=[(one, one) for one in (BulkKind.RETRY, BulkKind.PURGE)])
-    queue = forms.CharField(required=False, max_length=255)
 
 
 def read_dead_letters(

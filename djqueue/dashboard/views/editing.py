@@ -1,8 +1,6 @@
-"""Previous payloads of jobs that were edited.
+"""Editing a job's arguments: of a pending job, for a retry, or for a copy of a finished job.
 
-The form that edits a job's arguments: what can be edited, by whom, and what is done with the result.
-
-Editing a job's arguments: of a pending job, for a retry, or for a copy of a finished job.
+Previous payloads are kept, and the job's page shows them.
 """
 
 import secrets
@@ -155,7 +153,7 @@ def versions_of(queue: str, job_id: str) -> list[PayloadVersion]:
 
 
 def version_parts(queue: str, job_id: str) -> tuple[tuple[Any, ...], ...]:
-    """Return what a job's page shows of previous payloads: see `freshness.Parts`."""
+    """Return what a job's page shows of previous payloads: see `reading.Parts`."""
     return tables.select(PayloadVersion, VERSION_PARTS, (queue, job_id, job_id, VERSIONS_SHOWN))
 
 

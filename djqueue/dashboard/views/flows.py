@@ -1,7 +1,4 @@
-"""Workflows: read around a job, summarized, and found among the newest jobs.
-
-Workflows: jobs that depend on one another, and their failed jobs.
-"""
+"""Workflows: found among the newest jobs, drawn, and retried."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

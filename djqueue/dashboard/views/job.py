@@ -1,7 +1,4 @@
-"""The page of a job, and actions on the job.
-
-Changing when a job runs, and its priority.
-"""
+"""The page of a job, and actions on the job."""
 
 from collections.abc import Hashable
 from typing import Any, NamedTuple
@@ -332,7 +329,7 @@ def _steps(info: JobInfo) -> list[TimelineStep]:
         at = to_milliseconds(moment.at)
         note = moment.worker if moment.event == "started" else ""
         if moment.error is not None:
-            note = f"{moment.error.type.rpartition('.')[2]}: {rendering.first_line(moment.error.message)}"
+            note = rendering.failure_line(moment.error)
         level = "bad" if moment.event in BAD else "ok"
         after = at - steps[-1].at if steps else None
         steps.append(TimelineStep(str(STEPS.get(moment.event, moment.event)), at, after, level, note))

@@ -1,7 +1,4 @@
-"""Bulk operations on all jobs of a state that match the filters of the job list.
-
-The list of jobs by state, filter and ID, and actions on selected jobs.
-"""
+"""The list of jobs by state, filter and ID, and actions on selected or all matching jobs."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +18,8 @@ from djqueue.dashboard import actions, boards, jobsearch, reading, rendering, ri
 from djqueue.dashboard.actions import JobAction, RateForm, act_on_selection, delete_selection
 from djqueue.dashboard.forms import DateTimeInput, TimeField, check_hidden, read_state
 from djqueue.dashboard.jobsearch import JobFilter
-from djqueue.dashboard.site import DashboardSite, Pages, is_partial
+from djqueue.dashboard.outages import is_partial
+from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of
 from djqueue.dashboard.views import deadletters
 from djqueue.dashboard.views.job import OFFERS, Offer
@@ -34,7 +32,6 @@ pages = Pages()
 BULK_FILTERS = ("queue", "state", "name")
 JOBS_LISTED = 50
 """Jobs per page."""
-QUEUES = jobsearch.QUEUES
 ANY = "any"
 """Any state, if jobs are stored in tables."""
 BUSY = "busy"
@@ -104,6 +101,27 @@ class FilterForm(forms.Form):
         return JobFilter(**given, state=state)
 
 
+class Tab(NamedTuple):
+    """A state with the number of its jobs and the URL of their list."""
+
+    value: str
+    label: str
+    jobs: int | None
+    """None if unknown without counting."""
+    url: str
+
+
+class Listed(NamedTuple):
+    """A page of the list."""
+
+    jobs: Sequence[JobRecord]
+    newer: str = ""
+    """Position of the newer page; `older` is that of the older one."""
+    older: str = ""
+    window: str = "all"
+    """See `JobSearchPage.window`; `each`: the newest of every queue; `dead_letters`; or `BUSY`."""
+
+
 def _parts(request: HttpRequest) -> Hashable:
     return (actions.deletion_parts(request), _rows_version(request))
 
@@ -164,27 +182,6 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     }
     status = 400 if form.errors else 429 if listed.window == BUSY else 200
     return site.render(request, "jobs.html", _("Jobs"), context, tab="jobs", read=cached, status=status)
-
-
-class Tab(NamedTuple):
-    """A state with the number of its jobs and the URL of their list."""
-
-    value: str
-    label: str
-    jobs: int | None
-    """None if unknown without counting."""
-    url: str
-
-
-class Listed(NamedTuple):
-    """A page of the list."""
-
-    jobs: Sequence[JobRecord]
-    newer: str = ""
-    """Position of the newer page; `older` is that of the older one."""
-    older: str = ""
-    window: str = "all"
-    """See `JobSearchPage.window`; `each`: the newest of every queue; `dead_letters`; or `BUSY`."""
 
 
 BULK_ACTIONS = (
@@ -417,7 +414,7 @@ def _dead_letters(request: HttpRequest, queue: str, error: str, after: str) -> L
 def _lines(board: boards.Board, state: State) -> list[boards.QueueRow]:
     """Return the queues with most jobs in a state."""
     lines = [line for line in board.lines if line.count(state)]
-    return sorted(lines, key=lambda line: (-line.count(state), line.name))[:QUEUES]
+    return sorted(lines, key=lambda line: (-line.count(state), line.name))[: jobsearch.QUEUES]
 
 
 def _tabs(

@@ -1,6 +1,6 @@
-"""Metrics of a period and the previous one, by queue and by job.
+"""Metrics of a period and the previous one, by queue and by job, and hourly rollups.
 
-Hourly rollups for charts, which include jobs that the storage has removed.
+Rollups include jobs that the storage has removed.
 """
 
 import csv
@@ -30,8 +30,8 @@ from djqueue.storage import sparktables
 
 logger = logging.getLogger("djqueue.dashboard")
 pages = Pages()
-HOUR = 3_600_000
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+HOUR = 3_600_000
 COUNTS = ("enqueued", "started", "completed", "retried", "failed", "cancelled", "stalled")
 ROLLUPS_FRESH = 60_000
 """Milliseconds before rollups are read again; they are written once an hour."""

@@ -1,11 +1,4 @@
-"""The list of queues, and pausing them.
-
-The page of a queue, its limits, and clearing the queue.
-
-Actions on a queue's groups and on its shared limiter.
-
-Limits that pages show and change: of queues, groups and shared limiters.
-"""
+"""The list of queues, and the page of a queue: its jobs, groups and limits, pausing and clearing."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial

@@ -15,16 +15,14 @@ from djqueue.core.durations import to_datetime
 from djqueue.core.errors import ArgumentsError, DjqueueError
 from djqueue.dashboard import audit, jsontext, redaction, rights
 from djqueue.dashboard.forms import ArgumentsField, DateTimeInput, TimeField
-from djqueue.dashboard.site import Crumb, DashboardSite, Pages, is_partial
+from djqueue.dashboard.outages import is_partial
+from djqueue.dashboard.site import Crumb, DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of
 from djqueue.dashboard.views import schedules
 from djqueue.models import CronJob, ScheduleSource
 from djqueue.operations.agenda import shown
 
 pages = Pages()
-
-HIDDEN = frozenset({"args", "kwargs"})
-"""Fields whose changes are recorded without their values."""
 
 if TYPE_CHECKING:
     ModelForm = forms.ModelForm[CronJob]
@@ -145,7 +143,7 @@ class ScheduleForm(ModelForm):
         return field
 
     def changes(self) -> dict[str, Any]:
-        """Return the old and the new value of each changed field.
+        """Return the old and the new value of each changed field, but not the values of arguments.
 
         Arguments count as changed if their text differs: comparing them with the old values would confirm the
         guess of a hidden one.
@@ -154,7 +152,7 @@ class ScheduleForm(ModelForm):
         for name in self.changed_data:
             old, new = self.initial.get(name), getattr(self.instance, name)
             if old != new:
-                found[name] = "changed" if name in HIDDEN else [_written(old), _written(new)]
+                found[name] = "changed" if name in jsontext.ARGUMENTS else [_written(old), _written(new)]
         return found
 
 

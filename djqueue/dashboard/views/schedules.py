@@ -1,8 +1,6 @@
-"""Schedules as the pages show them: their next runs, and the outcomes of past runs.
+"""Schedules: the list, one schedule with its next and past runs, and actions on schedules.
 
-Schedules: the list, one schedule, and actions on
-
-Cron expressions in plain language.
+Cron expressions are described in plain language.
 """
 
 import logging
@@ -27,6 +25,7 @@ from djqueue.core.errors import DjqueueError, OptionError
 from djqueue.core.job import JobRecord
 from djqueue.core.states import LIVE, State
 from djqueue.dashboard import audit, boards, reading, rendering, rights, tables
+from djqueue.dashboard.jsontext import ARGUMENTS
 from djqueue.dashboard.reading import CachedRead, snapshots
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of, rows_of
@@ -53,8 +52,6 @@ MAX_SEARCHES = 6
 MAX_STEPS = 300
 """Maximum slots examined per attempt."""
 ANY_DUE = "SELECT 1 FROM djqueue_cron_job WHERE enabled AND next_run_at < %s LIMIT 1"
-UNREAD_COLUMNS = ("args", "kwargs")
-"""Columns that no page shows."""
 Outcomes = Mapping[tuple[str, str], State]
 """States by queue and job ID. Removed jobs are missing."""
 MAX_TIMES = 6
@@ -177,16 +174,16 @@ def overdue(request: HttpRequest) -> list[CronJob]:
 
 
 def overdue_parts(request: HttpRequest) -> Hashable:
-    """Return what the overview shows of schedules: see `freshness.Parts`."""
+    """Return what the overview shows of schedules: see `reading.Parts`."""
     return tuple((row.pk, row.name, row.next_run_at) for row in overdue(request))
 
 
 def schedule_parts(request: HttpRequest) -> Hashable:
-    """Return what pages show of schedules: see `freshness.Parts`.
+    """Return what pages show of schedules: see `reading.Parts`.
 
     Arguments are left out: the tag of a page would confirm the guess of a hidden value.
     """
-    rows = rows_of(CronJob).defer(*UNREAD_COLUMNS).order_by("name")[:MAX_LISTED]
+    rows = rows_of(CronJob).defer(*ARGUMENTS).order_by("name")[:MAX_LISTED]
     return tuple(
         tuple(getattr(row, name) for name in _columns()) for row in rows if sees_schedule(request, row)
     )
@@ -361,7 +358,7 @@ def _overdue() -> list[CronJob]:
 @lru_cache(maxsize=1)
 def _columns() -> tuple[str, ...]:
     """Return the columns that pages show."""
-    return tuple(field.attname for field in CronJob._meta.concrete_fields if field.name not in UNREAD_COLUMNS)
+    return tuple(field.attname for field in CronJob._meta.concrete_fields if field.name not in ARGUMENTS)
 
 
 def _row(row: CronJob, slots: Sequence[int], outcomes: Outcomes, now: int) -> ScheduleRow:

@@ -1,8 +1,6 @@
-"""Diagnostics of the storage.
+"""Diagnostics of the storage and its outbox.
 
-The outbox, as lines of the page *Storage*.
-
-Translates diagnostics, which storages report in English because they don't depend on Django.
+Storages report in English, because they don't depend on Django; the page translates their texts.
 """
 
 import re

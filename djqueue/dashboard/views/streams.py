@@ -1,9 +1,8 @@
 """Event streams that tell open pages when something has changed.
 
 A stream carries no data: pages request changes themselves, with a permission check. All streams of a process
-are fed by one thread, which reads the shared board while streams are open.
-
-Event streams for open pages, on servers that can keep connections open cheaply: see `streams`.
+are fed by one thread, which reads the shared board while streams are open. Only servers that can keep
+connections open cheaply offer streams.
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""Workers as a user sees them: their heartbeats, versions and jobs.
-
-Workers, and commands for them.
-"""
+"""Workers as a user sees them: their heartbeats, versions and jobs; and commands for them."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -68,7 +65,7 @@ class WorkerRow(NamedTuple):
 
     @property
     def version(self) -> Version:
-        return Version(self.info.project, self.info.version)
+        return _version(self.info)
 
     @property
     def is_stopping(self) -> bool:
@@ -181,7 +178,7 @@ def _row_of(
         tuple(_process(request, process) for process in info.processes),
         max(0, info.active - len(jobs)),
         sees_all if queues is None else queues == info.queues,
-        bool(newest and info.version) and _version(info) != _version(newest),
+        newest is not None and bool(info.version) and _version(info) != _version(newest),
     )
 
 
@@ -189,8 +186,8 @@ def _process(request: HttpRequest, process: ProcessInfo) -> ProcessInfo:
     return process if rights.sees(request, process.queue) else process._replace(queue="", job="")
 
 
-def _version(info: WorkerInfo | None) -> tuple[str, str] | None:
-    return None if info is None else (info.project, info.version)
+def _version(info: WorkerInfo) -> Version:
+    return Version(info.project, info.version)
 
 
 def _visible(request: HttpRequest, queues: Sequence[str]) -> tuple[str, ...]:

@@ -29,7 +29,6 @@ register = template.Library()
 register.simple_tag(charts.sparkline, name="sparkline")
 register.simple_tag(charts.bars, name="bars")
 register.filter("arguments", redaction.payload_line)
-register.filter("quoted", CONVERTER.to_url)
 register.filter("criterion", rendering.criterion)
 register.filter("reason", rendering.reason)
 register.filter("of_the_app", rendering.app_frames)
@@ -217,6 +216,12 @@ def percentiles(bucket: Bucket) -> list[tuple[float | None, str]]:
     """Return the 50th, 95th and 99th percentiles of wait and run times, in milliseconds and for a chart."""
     found = [times.percentile(part) for times in (bucket.wait, bucket.run) for part in (0.5, 0.95, 0.99)]
     return [(value, "" if value is None else in_seconds(value)) for value in found]
+
+
+@register.filter
+def quoted(text: str) -> str:
+    """Return a name quoted as a path segment."""
+    return CONVERTER.to_url(text)
 
 
 @register.filter

@@ -12,9 +12,9 @@ from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.core.diagnostics import DiagnosticLine
 from djqueue.core.job import ClaimRequest, JobFailure, Outcome
-from djqueue.dashboard import rendering
+from djqueue.dashboard import diagnostics, rendering
 from djqueue.dashboard.reading import snapshots
-from djqueue.dashboard.views import schedules, storage
+from djqueue.dashboard.views import schedules
 from djqueue.models import CronJob
 from tests.admin.factories import make_superuser
 from tests.dashboard.visiting import PAGES, address, logged_in
@@ -170,11 +170,11 @@ def test_diagnostics_with_placeholders_are_translated():
         "server.persistence", "Server", "Persistence", "3.2 s ago", "ok", "A restart loses every job."
     )
     with translation.override("de"):
-        shown = storage.translated(line)
+        shown = diagnostics.translated(line)
     assert shown == line._replace(
         label="Persistenz", value="vor 3.2 s", note="Bei einem Neustart gehen alle Aufträge verloren."
     )
-    assert storage.translated(line) == line
+    assert diagnostics.translated(line) == line
 
 
 NOTES = ("note", "reason", "UNSEEN")
@@ -215,7 +215,7 @@ def test_texts_of_diagnostics_are_in_the_tables_of_translations():
                 "UNSEEN",
             ):
                 texts += texts_of(node.value)
-        known = {"ok", "warn", "bad"} | storage.WORDS | {*storage.SENTENCES} | UNTRANSLATED
+        known = {"ok", "warn", "bad"} | diagnostics.WORDS | {*diagnostics.SENTENCES} | UNTRANSLATED
         unknown[str(path.relative_to(messages.ROOT))] = {
             text for text in texts if re.search(r"[A-Za-z]{2}", text.replace("%s", "")) and text not in known
         }

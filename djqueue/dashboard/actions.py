@@ -203,12 +203,12 @@ def pending_deletions(request: HttpRequest) -> PendingDeletions:
 
 def deletion_parts(request: HttpRequest) -> Hashable:
     """Return what a page of jobs shows of deletions: see `reading.Parts`."""
-    found = tables.select(
+    operations = tables.select(
         BulkOperation, OPEN_OPERATIONS, (BulkState.PLANNED.value, BulkState.RUNNING.value, MAX_OPEN)
     )
-    if not found:
+    if not operations:
         reading.set_for_request(request, "deletions", PendingDeletions(is_known_empty=True))
-    return found
+    return operations
 
 
 def begin_deletion(
@@ -238,32 +238,32 @@ def undo_page(kind: str) -> str:
 def undo_button(message: Any) -> UndoButton | None:
     """Return the undo button of a message, if the message has one."""
     for tag in (message.extra_tags or "").split():
-        if found := UNDO_TAG.match(tag):
-            return UndoButton(found[1], int(found[2]))
+        if match := UNDO_TAG.match(tag):
+            return UndoButton(match[1], int(match[2]))
     return None
 
 
 def selected_jobs(request: HttpRequest) -> dict[str, list[str]]:
     """Return the IDs of the selected jobs, by queue, without queues that the user can't see."""
-    found: dict[str, list[str]] = {}
+    selected: dict[str, list[str]] = {}
     for value in request.POST.getlist("job")[:MAX_SELECTED]:
         queue, _slash, job_id = value.partition("/")
         name = CONVERTER.to_python(queue)
         if job_id and rights.sees(request, name):
-            found.setdefault(name, []).append(CONVERTER.to_python(job_id))
-    return found
+            selected.setdefault(name, []).append(CONVERTER.to_python(job_id))
+    return selected
 
 
 def act_on_selection(request: HttpRequest, page: str, action: JobAction) -> None:
     """Apply an action to each selected job, show the outcome, and record it, one row per queue."""
     answers: Counter[str] = Counter()
     for queue, ids in selected_jobs(request).items():
-        of_queue = action.call(get_storage(), queue, ids)
-        done = [job_id for job_id, answer in zip(ids, of_queue, strict=True) if answer in action.done]
+        queue_answers = action.call(get_storage(), queue, ids)
+        done = [job_id for job_id, answer in zip(ids, queue_answers, strict=True) if answer in action.done]
         if done:
             detail = {"jobs": [[queue, job_id] for job_id in done]}
             audit.note(request, page, queue=queue, count=len(done), detail=detail)
-        answers.update(of_queue)
+        answers.update(queue_answers)
     for answer, count in answers.items():
         if answer in action.done:
             messages.success(request, action.done[answer] % count)
@@ -282,13 +282,13 @@ def delete_selection(request: HttpRequest, page: str, message: Any, nothing: str
         nothing: Message if no job is selected.
         which: `state` of the selection.
     """
-    chosen = selected_jobs(request)
-    for queue, ids in chosen.items():
+    selected = selected_jobs(request)
+    for queue, ids in selected.items():
         text = message % {"count": len(ids), "queue": queue}
         row = begin_deletion(request, BulkKind.DELETE, queue, len(ids), text, ids=tuple(ids), **which)
         detail = {"operation": row.pk, "jobs": [[queue, job_id] for job_id in ids]}
         audit.note(request, page, queue=queue, count=len(ids), detail=detail)
-    if not chosen:
+    if not selected:
         messages.warning(request, nothing)
 
 
@@ -305,7 +305,7 @@ def confirm_bulk(
     request: HttpRequest,
     site: DashboardSite,
     form: forms.Form,
-    found: bulk.Preview | None,
+    preview: bulk.Preview | None,
     title: str,
     tab: str,
     crumbs: Sequence[Crumb],
@@ -314,14 +314,14 @@ def confirm_bulk(
     """Render the page.
 
     Args:
-        found: Counts of the matching jobs; None if they could not be counted.
+        preview: Counts of the matching jobs; None if they could not be counted.
         context: See `live/bulk_confirm.html`.
     """
     shown = {
         "form": form,
-        "found": found,
-        "can_begin": bool(found and (found.able or found.capped)),
-        "refused": refusals(found.refused) if found else [],
+        "found": preview,
+        "can_begin": bool(preview and (preview.able or preview.capped)),
+        "refused": refusals(preview.refused) if preview else [],
         **context,
     }
     status = 400 if form.is_bound and form.errors and request.method == "POST" else 200

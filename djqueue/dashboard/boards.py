@@ -202,14 +202,14 @@ def forecast(samples: Sequence[Sample]) -> Forecast:
 
 def sampled(known: Mapping[str, Samples], rows: Sequence[QueueOverview], tick: int) -> dict[str, Samples]:
     """Return the samples of each existing queue with the current size added."""
-    found = {}
+    samples = {}
     for row in rows:
         new = Sample(tick, row.counts.get(State.WAITING, 0))
         old = known.get(row.name, ())
         if old and old[-1].tick >= tick:
             old = old[:-1]
-        found[row.name] = (*old, new)[-MAX_SAMPLES:]
-    return found
+        samples[row.name] = (*old, new)[-MAX_SAMPLES:]
+    return samples
 
 
 def sum_of(buckets: Sequence[Bucket]) -> Bucket:
@@ -269,31 +269,31 @@ def empty_row(name: str, at: int) -> QueueRow:
 
 def read_board() -> Board:
     storage = get_storage()
-    seen = storage.reads.overview()
+    overview = storage.reads.overview()
     workers = tuple(storage.workers.all())
-    names = [row.name for row in seen.queues]
+    names = [row.name for row in overview.queues]
     serving = served(workers)
-    end = seen.at // MINUTE * MINUTE + MINUTE
+    end = overview.at // MINUTE * MINUTE + MINUTE
     last = snapshots.last("board")
     past = _past(names, end - MINUTES * MINUTE, None if last is None else last.value.past)
     recent = _by_queue(names, end - RECENT * MINUTE, end)
     known = {} if last is None else last.value.samples
-    samples = sampled(known, seen.queues, SYSTEM_CLOCK.monotonic())
-    strange: dict[str, list[Unhandled]] = {}
-    for one in unhandled(seen.queues, workers):
-        strange.setdefault(one.queue, []).append(one)
+    samples = sampled(known, overview.queues, SYSTEM_CLOCK.monotonic())
+    names_without_handler: dict[str, list[Unhandled]] = {}
+    for one in unhandled(overview.queues, workers):
+        names_without_handler.setdefault(one.queue, []).append(one)
     lines = tuple(
         QueueRow(
             row,
             (*past.lines[row.name], *recent[row.name]),
             serving[row.name] + serving[None],
-            seen.at,
+            overview.at,
             forecast(samples[row.name]),
-            tuple(strange.get(row.name, ())),
+            tuple(names_without_handler.get(row.name, ())),
         )
-        for row in seen.queues
+        for row in overview.queues
     )
-    return Board(lines, workers, seen.at, past, samples)
+    return Board(lines, workers, overview.at, past, samples)
 
 
 def _recent(samples: Sequence[Sample]) -> Sequence[Sample]:
@@ -337,9 +337,9 @@ def _past(names: Sequence[str], start: int, known: Past | None) -> Past:
 
 
 def _by_queue(names: Sequence[str], start: int, end: int) -> dict[str, tuple[Bucket, ...]]:
-    many = (end - start) // MINUTE
-    found = get_storage().reads.series(names, start, end, MINUTE) if names else []
-    return {name: tuple(found[at * many : (at + 1) * many]) for at, name in enumerate(names)}
+    minutes = (end - start) // MINUTE
+    buckets = get_storage().reads.series(names, start, end, MINUTE) if names else []
+    return {name: tuple(buckets[at * minutes : (at + 1) * minutes]) for at, name in enumerate(names)}
 
 
 def _counted(buckets: Sequence[Bucket]) -> Bucket:
@@ -355,11 +355,11 @@ def _in_all(buckets: Sequence[Bucket]) -> Bucket:
 
 
 def _together(times: Sequence[Histogram]) -> Histogram:
-    some = [one for one in times if one is not NO_TIMES]
-    if not some:
+    known = [one for one in times if one is not NO_TIMES]
+    if not known:
         return NO_TIMES
-    counts = map(sum, zip(*(one.counts for one in some), strict=True))
-    return Histogram(tuple(counts), sum(one.sum for one in some))
+    counts = map(sum, zip(*(one.counts for one in known), strict=True))
+    return Histogram(tuple(counts), sum(one.sum for one in known))
 
 
 def _mean(numbers: Sequence[int]) -> float:

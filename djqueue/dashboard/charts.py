@@ -166,13 +166,13 @@ def life(record_state: State, events: Iterable[tuple[str, int]], run_at: int = 0
     )
 
 
-def life_svg(found: Life) -> SafeString:
+def life_svg(job_life: Life) -> SafeString:
     """Return the diagram as SVG, using attributes only. Its label describes it as text."""
-    top = MARGIN + (ARC if found.returns else 0)
+    top = MARGIN + (ARC if job_life.returns else 0)
     step = STAGE_WIDTH + STAGE_GAP
-    width = MARGIN * 2 + step * len(found.stages) - STAGE_GAP
+    width = MARGIN * 2 + step * len(job_life.stages) - STAGE_GAP
     parts = []
-    for index, stage in enumerate(found.stages):
+    for index, stage in enumerate(job_life.stages):
         x = MARGIN + index * step
         middle = x + STAGE_WIDTH // 2
         lines = format_html_join(
@@ -196,27 +196,29 @@ def life_svg(found: Life) -> SafeString:
             )
         )
         if index:
-            was_there = found.stages[index].kind != "none"
+            was_there = job_life.stages[index].kind != "none"
             parts.append(
                 _arrow(x - STAGE_GAP + 2, top + STAGE_HEIGHT // 2, x - 2, "past" if was_there else "none")
             )
-    if found.returns:
+    if job_life.returns:
         parts.append(
-            _back(MARGIN + step + STAGE_WIDTH // 2, MARGIN + 2 * step + STAGE_WIDTH // 2, top, found.returns)
+            _back(
+                MARGIN + step + STAGE_WIDTH // 2, MARGIN + 2 * step + STAGE_WIDTH // 2, top, job_life.returns
+            )
         )
     return format_html(
         '<svg class="djq-life" viewBox="0 0 {} {}" width="{}" role="img" aria-label="{}">{}</svg>',
         width,
         top + STAGE_HEIGHT + MARGIN,
         width,
-        describe_life(found),
+        describe_life(job_life),
         format_html_join("", "{}", ((part,) for part in parts)),
     )
 
 
-def describe_life(found: Life) -> str:
+def describe_life(job_life: Life) -> str:
     """Return the diagram as text."""
-    reached = [stage for stage in found.stages if stage.kind != "none"]
+    reached = [stage for stage in job_life.stages if stage.kind != "none"]
     return "; ".join(" ".join((stage.label, *stage.lines)) for stage in reached)
 
 

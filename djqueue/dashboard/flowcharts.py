@@ -131,16 +131,16 @@ def draw(graph: FlowGraph, limit: int = MAX_NODES) -> Drawing:
 def layers_of(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     """Return the length of the longest path to each node."""
     before, after = _neighbours(count, edges)
-    left = [len(some) for some in before]
-    found = [0] * count
+    left = [len(sources) for sources in before]
+    layers = [0] * count
     ready = [node for node in range(count) if not left[node]]
     for node in ready:
         for other in after[node]:
-            found[other] = max(found[other], found[node] + 1)
+            layers[other] = max(layers[other], layers[node] + 1)
             left[other] -= 1
             if not left[other]:
                 ready.append(other)
-    return found
+    return layers
 
 
 def svg(graph: FlowGraph, drawing: Drawing, url: Callable[[FlowNode], str]) -> SafeString:
@@ -254,12 +254,12 @@ def _crossings(layers: Sequence[Sequence[int]], after: Neighbours) -> int:
     total = 0
     for layer, following in pairwise(layers):
         places = {thing: place for place, thing in enumerate(following)}
-        ends: list[int] = []
+        earlier: list[int] = []
         for thing in layer:
-            mine = sorted(places[other] for other in after[thing] if other in places)
-            total += sum(len(ends) - bisect_right(ends, end) for end in mine)
-            for end in mine:
-                insort(ends, end)
+            targets = sorted(places[other] for other in after[thing] if other in places)
+            total += sum(len(earlier) - bisect_right(earlier, end) for end in targets)
+            for end in targets:
+                insort(earlier, end)
     return total
 
 

@@ -115,10 +115,10 @@ def read_state(text: str) -> State | None:
 
 def check_request(request: HttpRequest, captured: Mapping[str, Any]) -> None:
     """Raise BadInputError if a parameter or path segment contains NUL, which PostgreSQL can't store."""
-    found = [*captured.items()]
-    for given in (request.GET, request.POST):
-        found += [(name, value) for name, values in given.lists() for value in (name, *values)]
-    for name, value in found:
+    pairs = [*captured.items()]
+    for query in (request.GET, request.POST):
+        pairs += [(name, value) for name, values in query.lists() for value in (name, *values)]
+    for name, value in pairs:
         if isinstance(value, str) and "\0" in value:
             shown = name.replace("\0", "")
             raise BadInputError(f"{shown}: {_('The value contains a NUL character.')}")

@@ -71,17 +71,17 @@ class ArgumentFilter(NamedTuple):
     def is_in(self, record: JobRecord) -> bool:
         """Return whether the visible payload of a job has a matching value."""
         try:
-            found = redaction.payload(record, revealed=False)
+            part = redaction.payload(record, revealed=False)
         except SerializationError:
             return False
         for step in self.path:
-            if isinstance(found, dict):
-                found = found.get(step)
-            elif isinstance(found, (list, tuple)) and step.isdecimal() and int(step) < len(found):
-                found = found[int(step)]
+            if isinstance(part, dict):
+                part = part.get(step)
+            elif isinstance(part, (list, tuple)) and step.isdecimal() and int(step) < len(part):
+                part = part[int(step)]
             else:
                 return False
-        return any(type(found) is type(value) and found == value for value in self.values)
+        return any(type(part) is type(value) and part == value for value in self.values)
 
 
 class Scanned(NamedTuple):
@@ -203,24 +203,24 @@ def scan(rows: "QuerySet[Any]", at: str, matches: Callable[[Any], bool], length:
         length: Rows per page.
     """
     deadline, left = SYSTEM_CLOCK.monotonic() + SCAN_MILLISECONDS, SCAN_BYTES
-    found: list[Any] = []
+    matching: list[Any] = []
     sign, key = tables.position(at)
     last = key if sign == "<" else None
     while True:
         part = _next_part(rows if last is None else rows.filter(pk__lt=last), left)
         if not part:
-            return Scanned(found, "", is_cut=False)
+            return Scanned(matching, "", is_cut=False)
         for row in sorted(rows.filter(pk__in=part), key=lambda row: -row.pk):
             if not matches(row):
                 continue
-            if len(found) == length:
-                return Scanned(found, f"<{found[-1].pk}", is_cut=False)
-            found.append(row)
+            if len(matching) == length:
+                return Scanned(matching, f"<{matching[-1].pk}", is_cut=False)
+            matching.append(row)
         last = min(part)
         left -= sum(part.values())
         if left <= 0 or SYSTEM_CLOCK.monotonic() >= deadline:
             more = rows.filter(pk__lt=last).exists()
-            return Scanned(found, f"<{last}" if more else "", is_cut=more)
+            return Scanned(matching, f"<{last}" if more else "", is_cut=more)
 
 
 user_scans = UserScans()
@@ -243,36 +243,36 @@ def tagged(tag: str, places: Sequence[tuple[str, State]], limit: int) -> Counter
     """Return the number of jobs with a tag by state, among the newest of each queue and state."""
     rows = rows_of(Job)
     parts = [rows.filter(queue=name, state=state.value).order_by("-pk")[:limit] for name, state in places]
-    found = _together(parts, "state", "options") if parts else ()
-    return Counter(State(word) for word, options in found if tag in unpack_options(bytes(options)).tags)
+    tagged_rows = _together(parts, "state", "options") if parts else ()
+    return Counter(State(word) for word, options in tagged_rows if tag in unpack_options(bytes(options)).tags)
 
 
-def search(wanted: JobFilter, queues: Sequence[str] | None, at: str) -> JobSearchPage:
+def search(job_filter: JobFilter, queues: Sequence[str] | None, at: str) -> JobSearchPage:
     """Return a page of matching jobs.
 
     Args:
         queues: Queues that the user can see; None for all.
     """
     rows, window = rows_of(Job), "newest"
-    if wanted.queue and wanted.state is not None:
-        rows, window = rows.filter(queue=wanted.queue, state=wanted.state.value), "queue"
-    elif wanted == JobFilter() and queues is None:
+    if job_filter.queue and job_filter.state is not None:
+        rows, window = rows.filter(queue=job_filter.queue, state=job_filter.state.value), "queue"
+    elif job_filter == JobFilter() and queues is None:
         window = "all"  # all jobs, newest first
-    many = WINDOW
-    if wanted.argument is not None:
-        window, many = "opened", OPENED
-    if wanted.until is not None:
-        rows = rows.filter(pk__lte=_last_before(wanted.until + SLACK))
+    limit = WINDOW
+    if job_filter.argument is not None:
+        window, limit = "opened", OPENED
+    if job_filter.until is not None:
+        rows = rows.filter(pk__lte=_last_before(job_filter.until + SLACK))
     if window != "all":
-        floor = rows.order_by("-pk")[:many].aggregate(floor=Min("pk"))["floor"]
+        floor = rows.order_by("-pk")[:limit].aggregate(floor=Min("pk"))["floor"]
         rows = rows.filter(pk__gte=floor or 0)
     if queues is not None:
         rows = rows.filter(queue__in=list(queues))
-    if wanted.argument is not None:
-        return _by_argument(_matching(rows, wanted), wanted, wanted.argument, at)
-    page = tables.page(_listed(_matching(rows, wanted)), at)
+    if job_filter.argument is not None:
+        return _by_argument(_matching(rows, job_filter), job_filter, job_filter.argument, at)
+    page = tables.page(_listed(_matching(rows, job_filter)), at)
     jobs = [_record(row) for row in page.rows]
-    return JobSearchPage([job for job in jobs if wanted.tag in ("", *job.options.tags)], page, window)
+    return JobSearchPage([job for job in jobs if job_filter.tag in ("", *job.options.tags)], page, window)
 
 
 def _meant(text: str) -> list[Any]:
@@ -346,29 +346,29 @@ def _by_argument(
         record = _opened(row)
         return argument.is_in(record) and wanted.tag in ("", *record.options.tags)
 
-    found = scan(_listed(rows, with_payloads=True), at, matches, tables.PAGE_LENGTH)
-    page = tables.KeysetPage(found.rows, found.older, "", is_first=not at)
-    return JobSearchPage([_record(row) for row in found.rows], page, "cut" if found.is_cut else "opened")
+    scanned = scan(_listed(rows, with_payloads=True), at, matches, tables.PAGE_LENGTH)
+    page = tables.KeysetPage(scanned.rows, scanned.older, "", is_first=not at)
+    return JobSearchPage([_record(row) for row in scanned.rows], page, "cut" if scanned.is_cut else "opened")
 
 
 def _matching(rows: "QuerySet[Job]", wanted: JobFilter) -> "QuerySet[Job]":
-    given: dict[str, Any] = {
+    conditions: dict[str, Any] = {
         "queue": wanted.queue,
         "state": wanted.state and wanted.state.value,
         "name": wanted.name,
         "worker": wanted.worker,
         "job_id__startswith": wanted.id,
     }
-    given = {field: value for field, value in given.items() if value}
+    conditions = {field: value for field, value in conditions.items() if value}
     if wanted.priority is not None:
-        given["priority"] = wanted.priority
+        conditions["priority"] = wanted.priority
     if wanted.since is not None:
-        given["created_at__gte"] = to_datetime(wanted.since)
+        conditions["created_at__gte"] = to_datetime(wanted.since)
     if wanted.until is not None:
-        given["created_at__lt"] = to_datetime(wanted.until)
+        conditions["created_at__lt"] = to_datetime(wanted.until)
     if wanted.tag:
         rows = rows.filter(_holding("options", msgpack.packb(wanted.tag)))
-    return rows.filter(**given)
+    return rows.filter(**conditions)
 
 
 def _holding(column: str, needle: bytes) -> Q:

@@ -122,15 +122,15 @@ def read(text: str, hidden: Mapping[str, tuple[Path, Any]], path: Path = (), *, 
 
 def placeholders(text: str) -> set[str]:
     """Return the placeholders of hidden values in a text that `read` accepts."""
-    found, parts = set(), [json.loads(text)]
+    marks, parts = set(), [json.loads(text)]
     for part in parts:
         if isinstance(part, str) and PLACEHOLDER.fullmatch(part):
-            found.add(part)
+            marks.add(part)
         elif isinstance(part, list):
             parts += part
         elif isinstance(part, dict):
             parts += part.values()
-    return found
+    return marks
 
 
 def uncovers(before: Any, now: Any, drafts: Mapping[str, Draft], kept: Mapping[str, Collection[str]]) -> bool:
@@ -202,8 +202,8 @@ def _value(
     if isinstance(plain, str):
         _check_text(plain)
     if isinstance(plain, str) and PLACEHOLDER.fullmatch(plain):
-        there, value = hidden.get(plain, (None, None))
-        if there != path:
+        original, value = hidden.get(plain, (None, None))
+        if original != path:
             message = _(
                 "%(mark)s stands for a hidden value only in its original place. Enter a value instead."
             )
@@ -235,12 +235,12 @@ def _check_text(text: str) -> None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         names = [name for name, _value in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise MalformedError(_("Duplicate key: %(key)s.") % {"key": json.dumps(twice)})
-    return found
+    return value
 
 
 def _constant(word: str) -> Any:

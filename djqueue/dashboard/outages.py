@@ -164,11 +164,11 @@ class DatabaseBreakers:
 
     def of(self, alias: str) -> CircuitBreaker:
         """Return the circuit breaker of a database."""
-        found = self._breakers.get(alias)
-        if found is None:
+        breaker = self._breakers.get(alias)
+        if breaker is None:
             with self._lock:
-                found = self._breakers.setdefault(alias, CircuitBreaker())
-        return found
+                breaker = self._breakers.setdefault(alias, CircuitBreaker())
+        return breaker
 
     def clear(self) -> None:
         """Forget every outage."""

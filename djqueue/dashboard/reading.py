@@ -314,9 +314,9 @@ def watch_page(request: HttpRequest, parts: Parts) -> Fresh | None:
     if cached.value is None or cached.error:
         return None
     snapshots.watch(since=cached.ended)
-    own = parts(request)
+    page_parts = parts(request)
     watch = snapshots.unwatch()
-    fresh = Fresh(_digest(request, cached.value, own), SYSTEM_CLOCK.now())
+    fresh = Fresh(_digest(request, cached.value, page_parts), SYSTEM_CLOCK.now())
     setattr(request, FRESHNESS_ATTRIBUTE, fresh)
     snapshots.watch(since=cached.ended, covered=watch.keys if watch is not None else ())
     return fresh
@@ -356,7 +356,7 @@ def parse_tag(shown: str) -> Tag:
     return Tag(parts[0], parts[1], int(parts[2]))
 
 
-def _digest(request: HttpRequest, version: str, own: Hashable) -> str:
+def _digest(request: HttpRequest, version: str, parts: Hashable) -> str:
     """Return a digest of everything that a live part depends on: data, user, request and language.
 
     The digest is keyed, so that users can't compute it for data that they guess.
@@ -365,9 +365,9 @@ def _digest(request: HttpRequest, version: str, own: Hashable) -> str:
     board = snapshots.last("board")
     chosen = get_settings().dashboard.queue_filter
     names = () if board is None or chosen is None else tuple(line.name for line in board.value.lines)
-    seen = (
+    inputs = (
         version,
-        own,
+        parts,
         __version__,
         registry.names(),
         request.get_full_path(),
@@ -380,4 +380,4 @@ def _digest(request: HttpRequest, version: str, own: Hashable) -> str:
         timezone.get_current_timezone_name(),
     )
     key = sha256(b"djqueue.dashboard.freshness:" + force_bytes(settings.SECRET_KEY)).digest()
-    return blake2b(repr(seen).encode(errors="surrogatepass"), digest_size=12, key=key).hexdigest()
+    return blake2b(repr(inputs).encode(errors="surrogatepass"), digest_size=12, key=key).hexdigest()

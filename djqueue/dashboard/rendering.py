@@ -346,26 +346,28 @@ def app_frames(text: str) -> str | None:
     return "\n".join(shown) if kept and cut else None
 
 
-def explain(found: Explanation | None, sees: Callable[[str], bool]) -> ShownExplanation | None:
+def explain(explanation: Explanation | None, sees: Callable[[str], bool]) -> ShownExplanation | None:
     """Return an explanation as text; None if there is nothing to explain.
 
     Args:
         sees: Whether the user can see a queue; jobs of other queues are not named.
     """
-    if found is None or found.verdict == "not_pending":
+    if explanation is None or explanation.verdict == "not_pending":
         return None
-    known = EXPLANATIONS.get(found.verdict)
-    sentence = str(known) % found._asdict() if known is not None else found.verdict
+    template = EXPLANATIONS.get(explanation.verdict)
+    sentence = str(template) % explanation._asdict() if template is not None else explanation.verdict
     before = ""
-    if found.before:
-        sentence = _("Other jobs are ahead.") if found.verdict == "waiting_turn" else sentence
-        said = ngettext("%(count)d job is ahead", "%(count)d jobs are ahead", found.before)
-        before = said % {"count": found.before}
-        if found.before >= MANY_AHEAD:
+    if explanation.before:
+        sentence = _("Other jobs are ahead.") if explanation.verdict == "waiting_turn" else sentence
+        ahead = ngettext("%(count)d job is ahead", "%(count)d jobs are ahead", explanation.before)
+        before = ahead % {"count": explanation.before}
+        if explanation.before >= MANY_AHEAD:
             before = _("10,000 or more jobs are ahead")
-    holders = tuple(one for one in found.holders if not one.queue or sees(one.queue))
-    unmet = tuple(one for one in found.unmet if sees(one.queue))
-    return ShownExplanation(found.verdict, sentence, found.until, before, holders, unmet, found.workers)
+    holders = tuple(one for one in explanation.holders if not one.queue or sees(one.queue))
+    unmet = tuple(one for one in explanation.unmet if sees(one.queue))
+    return ShownExplanation(
+        explanation.verdict, sentence, explanation.until, before, holders, unmet, explanation.workers
+    )
 
 
 def rate_text(rate: Rate | None) -> str | None:

@@ -313,9 +313,9 @@ class DashboardSite:
 
     def back(self, request: HttpRequest, page: str, *args: Any, **query: Any) -> HttpResponse:
         """Redirect after an action to the page named in the form, otherwise to the given page."""
-        chosen = request.POST.get("djq_back", "")
-        if chosen.startswith(self.url("changelist")) and url_has_allowed_host_and_scheme(chosen, None):
-            return HttpResponseRedirect(chosen)
+        target = request.POST.get("djq_back", "")
+        if target.startswith(self.url("changelist")) and url_has_allowed_host_and_scheme(target, None):
+            return HttpResponseRedirect(target)
         return HttpResponseRedirect(self.url(page, *args, **query))
 
     def _unavailable(self, request: HttpRequest, page: DashboardPage, error: StorageError) -> HttpResponse:

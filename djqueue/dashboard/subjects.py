@@ -46,8 +46,8 @@ def shown(request: HttpRequest, site: AdminSite, subject: str) -> Subject:
     model_admin = None if parts is None else _admin_of(site, *parts[:2])
     if parts is None or model_admin is None or not model_admin.has_view_or_change_permission(request):
         return Subject(subject, None)
-    there = model_admin.get_object(request, parts[2])
-    if there is None or not model_admin.has_view_or_change_permission(request, there):
+    subject_object = model_admin.get_object(request, parts[2])
+    if subject_object is None or not model_admin.has_view_or_change_permission(request, subject_object):
         return Subject(subject, None)
     opts = model_admin.opts
     name = f"{site.name}:{opts.app_label}_{opts.model_name}_change"

@@ -67,16 +67,16 @@ def page(rows: "QuerySet[Any]", at: str, length: int = PAGE_LENGTH, sees: Sees |
     """
     sign, key = position(at)
     if sign == ">" and key is not None:
-        found = _first(rows.filter(pk__gt=key), "pk", length + 1, sees)
-        more, shown = len(found) > length, found[:length][::-1]
+        page_rows = _first(rows.filter(pk__gt=key), "pk", length + 1, sees)
+        more, shown = len(page_rows) > length, page_rows[:length][::-1]
         older = f"<{shown[-1].pk}" if shown else ""
         return KeysetPage(shown, older, f">{shown[0].pk}" if more else "", not more)
     before = rows.filter(pk__lt=key) if sign == "<" and key is not None else rows
-    found = _first(before, "-pk", length + 1, sees)
-    shown = found[:length]
+    page_rows = _first(before, "-pk", length + 1, sees)
+    shown = page_rows[:length]
     is_first = key is None
     newer = f">{shown[0].pk}" if shown and not is_first else ""
-    return KeysetPage(shown, f"<{shown[-1].pk}" if len(found) > length else "", newer, is_first)
+    return KeysetPage(shown, f"<{shown[-1].pk}" if len(page_rows) > length else "", newer, is_first)
 
 
 def position(at: str) -> tuple[str, int | None]:
@@ -90,17 +90,17 @@ def _first(rows: "QuerySet[Any]", order: str, count: int, sees: Sees | None) -> 
     rows = rows.order_by(order)
     if sees is None:
         return list(rows[:count])
-    found: list[Any] = []
+    visible: list[Any] = []
     part, read = list(rows[:VISIBLE_PART]), 0
     while part:
         for row in part:
             if sees(row):
-                found.append(row)
-                if len(found) == count:
-                    return found
+                visible.append(row)
+                if len(visible) == count:
+                    return visible
         read += len(part)
         if len(part) < VISIBLE_PART or read >= MAX_VISIBLE_READ:
             break
         last = part[-1].pk
         part = list((rows.filter(pk__lt=last) if order == "-pk" else rows.filter(pk__gt=last))[:VISIBLE_PART])
-    return found
+    return visible

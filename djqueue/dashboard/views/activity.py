@@ -99,15 +99,15 @@ def activity(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         sees = partial(_sees, request)
         if query.get("queue") and not rights.sees(request, query["queue"]):
             rows = rows.none()
-    found = tables.page(rows, request.GET.get("at", ""), sees=sees)
+    page = tables.page(rows, request.GET.get("at", ""), sees=sees)
     names = {action: str(name) for action, name in ACTION_LABELS.items()}
     if query.get("action"):
         names.setdefault(query["action"], query["action"])
     context = {
-        "entries": [entry(row) for row in found.rows],
+        "entries": [entry(row) for row in page.rows],
         "names": sorted(names.items(), key=lambda item: item[1]),
         "query": query,
-        **site.page_links("activity", found, **query),
+        **site.page_links("activity", page, **query),
     }
     return site.render(request, "activity.html", _("Activity"), context, tab="activity")
 
@@ -127,15 +127,15 @@ def _details(detail: Mapping[str, Any]) -> list[tuple[str, str]]:
     }
     # Not every database keeps the order of keys.
     names = [name for name in labels if name in detail] + sorted(detail.keys() - labels.keys())
-    found = []
+    details = []
     for name in names:
         value = detail[name]
         if value in (None, "", [], {}):
             continue
         if name == "jobs":
             value = [job_id for _queue, job_id in value]
-        found.append((labels.get(name, name), Truncator(_text(value)).chars(MAX_DETAIL)))
-    return found
+        details.append((labels.get(name, name), Truncator(_text(value)).chars(MAX_DETAIL)))
+    return details
 
 
 def _text(value: Any) -> str:
@@ -159,5 +159,5 @@ def _sees(request: HttpRequest, row: AuditEvent) -> bool:
 
 def _queues(row: AuditEvent) -> set[str]:
     """Return the queues that an event names."""
-    found = {row.queue, *row.detail.get("queues", ()), *(queue for queue, _id in row.detail.get("jobs", ()))}
-    return found - {""}
+    queues = {row.queue, *row.detail.get("queues", ()), *(queue for queue, _id in row.detail.get("jobs", ()))}
+    return queues - {""}

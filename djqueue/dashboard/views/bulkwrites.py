@@ -189,19 +189,19 @@ def read_page(request: HttpRequest, after: str) -> BulkWritePage:
 
     A page starts after a visible report, and hidden ones do not count towards its length.
     """
-    kept = get_storage().capabilities.bulk_writes
-    if kept is None:
+    writes = get_storage().capabilities.bulk_writes
+    if writes is None:
         return BulkWritePage(None, "")
     if not rights.hides_queues():
-        found = kept.page(REPORTS_LISTED, after or None)
+        found = writes.page(REPORTS_LISTED, after or None)
         return BulkWritePage([_shown(report) for report in found.imports], found.next or "")
-    start = kept.get(after) if after else None
+    start = writes.get(after) if after else None
     if after and (start is None or not sees(request, start)):
         return BulkWritePage([], "")  # like a report that does not exist
     shown: list[BulkWriteReport] = []
     cursor = after or None
     for _read in range(MAX_PAGES):
-        found = kept.page(REPORTS_LISTED, cursor)
+        found = writes.page(REPORTS_LISTED, cursor)
         shown += [report for report in found.imports if sees(request, report)]
         cursor = found.next
         if cursor is None or len(shown) > REPORTS_LISTED:
@@ -212,9 +212,9 @@ def read_page(request: HttpRequest, after: str) -> BulkWritePage:
 
 def find(write: str) -> BulkWriteView | None:
     """Return the report of a write, which the caller must check with `sees`."""
-    kept = get_storage().capabilities.bulk_writes
-    found = None if kept is None else kept.get(write)
-    return None if found is None else _shown(found)
+    writes = get_storage().capabilities.bulk_writes
+    report = None if writes is None else writes.get(write)
+    return None if report is None else _shown(report)
 
 
 def sees(request: HttpRequest, report: BulkWriteReport) -> bool:
@@ -227,8 +227,8 @@ def sees(request: HttpRequest, report: BulkWriteReport) -> bool:
 def job_progress(request: HttpRequest, report: BulkWriteReport) -> BulkWriteJobs:
     """Return the states of a write's jobs, as far as they are among the newest jobs of its queues."""
     storage = get_storage()
-    mine = report.shares if report.operation == ENQUEUE else {}
-    lines = [line for line in boards.board(request).value.lines if line.name in mine]
+    shares = report.shares if report.operation == ENQUEUE else {}
+    lines = [line for line in boards.board(request).value.lines if line.name in shares]
     buckets = [(line.name, state) for line in lines for state in State if line.count(state)]
     limit = max(MIN_SAMPLE, SAMPLE_SIZE // max(1, len(buckets)))
     remaining = buckets[SAMPLE_SIZE // MIN_SAMPLE :]
@@ -348,15 +348,15 @@ def _count(storage: Storage, tag: str, buckets: list[tuple[str, State]], limit: 
 
 
 def _count_tagged(storage: Storage, tag: str, queue: str, state: State, limit: int) -> int:
-    found, cursor, left = 0, None, limit
+    tagged, cursor, left = 0, None, limit
     while left > 0:
         page = storage.reads.cursor_page(queue, state, min(left, bulk.PART), cursor)
-        found += sum(tag in record.options.tags for record in page.jobs)
+        tagged += sum(tag in record.options.tags for record in page.jobs)
         left -= len(page.jobs)
         cursor = page.next
         if cursor is None:
             break
-    return found
+    return tagged
 
 
 def _shown(report: BulkWriteReport) -> BulkWriteView:
@@ -367,15 +367,15 @@ def _preview(
     request: HttpRequest, site: DashboardSite, kind: BulkWriteAction, shown: BulkWriteView, form: forms.Form
 ) -> HttpResponse:
     report = shown.report
-    found = None
+    counts = None
     if report.shares:
-        found = preview_action(request, kind.kind, report)
+        counts = preview_action(request, kind.kind, report)
     note = _("Jobs enqueued later are not affected.")
     if shown.is_open:
         publishing = _("The bulk write is still publishing jobs, which are not affected.")
         note = f"{note} {publishing}"
     is_partial = len(report.shares) > QUEUES_SHOWN
-    if is_partial and found is not None and found.capped:
+    if is_partial and counts is not None and counts.capped:
         partial = _("Counts cover only some of the queues; the operation covers all jobs.")
         note = f"{partial} {note}"
     page_url = site.url("bulk_write", report.write)
@@ -383,7 +383,7 @@ def _preview(
         request,
         site,
         form,
-        found,
+        counts,
         title=str(kind.title),
         tab="operations",
         crumbs=[*_crumbs(site), Crumb(str(_("Bulk write")), page_url)],
@@ -394,7 +394,7 @@ def _preview(
         nothing=kind.nothing,
         back_url=page_url,
         back_label=_("Back to bulk write"),
-        sample_size=found.examined if found and not is_partial else None,
+        sample_size=counts.examined if counts and not is_partial else None,
     )
 
 

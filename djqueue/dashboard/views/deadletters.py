@@ -90,18 +90,18 @@ def dead_letters(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     except OptionError as error:
         query, problem = {}, str(error)
     cached = read_dead_letters(request, queue)
-    found = cached.value
-    matching = list(found.matching(read_filter(**query)))  # type: ignore[arg-type]
+    sample = cached.value
+    matching = list(sample.matching(read_filter(**query)))  # type: ignore[arg-type]
     after = request.GET.get("after", "")
     shown, older = page_of(matching, after)
     here = {**query, "queue": queue}
     context = {
-        "groups": grouped(matching, found.at)[:GROUPS_LISTED],
+        "groups": grouped(matching, sample.at)[:GROUPS_LISTED],
         "dead_letters": shown,
         "older": older and site.url("dead_letters", **here, after=older),
         "newest": site.url("dead_letters", **here) if after or older else "",
         "matching": len(matching),
-        "capped": found.capped,
+        "capped": sample.capped,
         "query": query,
         "queue": queue,
         "problem": problem,
@@ -110,7 +110,7 @@ def dead_letters(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "retry_url": site.url("dead_letters_preview", **here, kind=BulkKind.RETRY),
         "purge_url": site.url("dead_letters_preview", **here, kind=BulkKind.PURGE),
         "export_url": site.url("dead_letters_export", **here),
-        "days": [found.at - (DAYS - 1 - day) * DAY for day in range(DAYS)],
+        "days": [sample.at - (DAYS - 1 - day) * DAY for day in range(DAYS)],
     }
     return site.render(
         request, "dead_letters.html", _("Dead letters"), context, tab="dead_letters", read=cached
@@ -142,10 +142,10 @@ def read_query(given: Mapping[str, str]) -> dict[str, str]:
     return query
 
 
-def grouped(found: Sequence[DeadLetterRecord], at: int) -> list[FailureGroup]:
+def grouped(sampled: Sequence[DeadLetterRecord], at: int) -> list[FailureGroup]:
     """Group dead letters by fingerprint, largest group first."""
     groups: dict[str, list[DeadLetterRecord]] = {}
-    for dead_letter in found:
+    for dead_letter in sampled:
         groups.setdefault(fingerprint(dead_letter), []).append(dead_letter)
     return [_group(*group, at) for group in sorted(groups.items(), key=lambda group: -len(group[1]))]
 
@@ -209,10 +209,10 @@ def export(request: HttpRequest, _site: DashboardSite) -> HttpResponseBase:
         query = read_query(request.GET)
     except OptionError as error:
         return HttpResponse(str(error), status=400, content_type="text/plain; charset=utf-8")
-    found = read_dead_letters(request, request.GET.get("queue", "")).value
+    sample = read_dead_letters(request, request.GET.get("queue", "")).value
 
     def lines() -> Iterator[str]:
-        for dead_letter in found.matching(read_filter(**query)):  # type: ignore[arg-type]
+        for dead_letter in sample.matching(read_filter(**query)):  # type: ignore[arg-type]
             times = {
                 name: to_datetime(getattr(dead_letter, name)).isoformat()
                 for name in ("entered_at", "expires_at")
@@ -245,17 +245,17 @@ def _group(key: str, members: Sequence[DeadLetterRecord], at: int) -> FailureGro
 
 
 def _read_all(names: Sequence[str], at: int) -> DeadLetterSample:
-    found: list[DeadLetterRecord] = []
+    collected: list[DeadLetterRecord] = []
     capped = False
     everything: Any = read_filter()
     for name in names:
         for dead_letter in letters(get_storage(), name, everything):
-            if len(found) == MAX_EXAMINED:
+            if len(collected) == MAX_EXAMINED:
                 capped = True
                 break
-            found.append(dead_letter)
-    found.sort(key=lambda dead_letter: (-dead_letter.entered_at, dead_letter.queue, dead_letter.id))
-    return DeadLetterSample(tuple(found), at, capped)
+            collected.append(dead_letter)
+    collected.sort(key=lambda dead_letter: (-dead_letter.entered_at, dead_letter.queue, dead_letter.id))
+    return DeadLetterSample(tuple(collected), at, capped)
 
 
 def _preview_bulk(
@@ -264,9 +264,9 @@ def _preview_bulk(
     form.is_valid()
     kind = form.cleaned_data.get("kind") or BulkKind.RETRY
     queue = form.cleaned_data.get("queue") or ""
-    problem, found = "", None
+    problem, counts = "", None
     try:
-        found = bulk.preview(get_storage(), kind, _bulk_selection(request, given, queue))
+        counts = bulk.preview(get_storage(), kind, _bulk_selection(request, given, queue))
     except OptionError as error:
         problem = str(error)
     is_purge = kind == BulkKind.PURGE
@@ -280,7 +280,7 @@ def _preview_bulk(
         request,
         site,
         form,
-        found,
+        counts,
         title=title,
         tab="dead_letters",
         crumbs=[site.crumb("dead_letters")],

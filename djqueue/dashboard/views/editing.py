@@ -254,10 +254,10 @@ def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str)
         audit.note(request, "edit_now", queue=queue, job_id=job_id, refused=True)
         return _page(request, site, queue, job_id, record, status=403)
     try:
-        found = editable(record)
+        draft = editable(record)
     except NotEditableError:
         return _page(request, site, queue, job_id, record)
-    form = EditForm(record, found, request.POST)
+    form = EditForm(record, draft, request.POST)
     if how is None or request.POST.get("how") != how:
         return _again(request, site, record, str(record.state))
     if not is_sealed(record, request.POST.get("seal", "")):
@@ -271,7 +271,7 @@ def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str)
     except (OptionError, SerializationError) as error:
         form.add_error(None, str(error))
         return _page(request, site, queue, job_id, record, form)
-    if exposes(record, payload, found, request.POST):
+    if exposes(record, payload, draft, request.POST):
         form.add_error(None, _("These arguments would expose a hidden value. Enter a new value instead."))
         return _page(request, site, queue, job_id, record, form)
     version = keep_version(request, record, copy_id)
@@ -372,7 +372,7 @@ def _page(
     status: int = 200,
 ) -> HttpResponse:
     crumbs = site.queue_crumbs(queue)
-    typed = [request.POST[name] for name in FIELD_LABELS if name in request.POST]
+    texts = [request.POST[name] for name in FIELD_LABELS if name in request.POST]
     if record is None:
         return site.job_not_found(request, queue, job_id, "queues", crumbs)
     reason, found = refusal(request, record.state), None
@@ -391,7 +391,7 @@ def _page(
         "form": form if found is not None else None,
         "found": found,
         "refusal": reason,
-        "typed": typed if found is None else [],
+        "typed": texts if found is None else [],
         "now": [draft.text for draft in found.drafts.values()] if found is not None and is_old else [],
         "how": way(record.state),
         "label": BUTTONS.get(way(record.state) or ""),

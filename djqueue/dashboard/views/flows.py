@@ -161,8 +161,8 @@ def newest_workflows(request: HttpRequest, kind: str) -> CachedRead[list[Summary
         counted = sorted((-line.count(state), line.name) for line in lines if line.count(state))
         wanted += [(state, name) for _, name in counted[:QUEUES]]
     cached = snapshots.read(("flows", kind, tuple(wanted)), lambda: _graphs(wanted), WORKFLOWS_FRESH)
-    seen = [visible_part(request, graph) for graph in cached.value]
-    rows = sorted(map(summarize, seen), key=lambda row: -row.began_at)
+    graphs = [visible_part(request, graph) for graph in cached.value]
+    rows = sorted(map(summarize, graphs), key=lambda row: -row.began_at)
     return CachedRead(rows, cached.at, cached.error)
 
 
@@ -170,9 +170,9 @@ def newest_workflows(request: HttpRequest, kind: str) -> CachedRead[list[Summary
 def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List workflows of the newest jobs, or find the workflow of a job by its ID."""
     term = request.GET.get("id", "").strip()
-    found = _named(request, site, term) if term else []
-    if len(found) == 1:
-        return HttpResponseRedirect(found[0][2])
+    named = _named(request, site, term) if term else []
+    if len(named) == 1:
+        return HttpResponseRedirect(named[0][2])
     given = request.GET.get("state", "")
     kind = given if given in KINDS else "live"
     cached = newest_workflows(request, kind)
@@ -181,7 +181,7 @@ def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "kind": kind,
         "kinds": [(one, label, site.url("flows", state=one)) for one, label in LABELS.items()],
         "term": term,
-        "found": found,
+        "found": named,
         "each": EACH,
         "most": MAX_LISTED,
     }
@@ -224,7 +224,9 @@ def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) ->
         detail = {"refused": answers}
         count = sum(done.values())
         audit.note(request, "flow_retry", queue=queue, job_id=job_id, count=count, detail=detail)
-        messages.success(request, " ".join(actions.RETRY.done[word] % many for word, many in done.items()))
+        messages.success(
+            request, " ".join(actions.RETRY.done[word] % count_of for word, count_of in done.items())
+        )
     if answers or not done:
         why = ", ".join(actions.refusals(answers)) or _("no failed job can be retried")
         messages.warning(request, _("Other jobs were not retried: %(why)s.") % {"why": why})
@@ -237,10 +239,10 @@ def _graphs(wanted: Sequence[tuple[State, str]]) -> list[FlowGraph]:
     records = [one for state, name in wanted for one in storage.reads.cursor_page(name, state, EACH).jobs]
     records = [one for one in records if one.options.depends_on or one.options.dependents]
     records.sort(key=lambda one: -one.created_at)
-    found: list[FlowGraph] = []
+    graphs: list[FlowGraph] = []
     known: set[JobKey] = set()
     for record in records:
-        if len(found) == MAX_LISTED:
+        if len(graphs) == MAX_LISTED:
             break
         if not known.isdisjoint(_near(record)):
             continue
@@ -250,10 +252,10 @@ def _graphs(wanted: Sequence[tuple[State, str]]) -> list[FlowGraph]:
             continue
         keys = {node.key for node in graph.nodes}
         # Of a large workflow, other jobs may have been found before.
-        if len(keys) > 1 and not any(node.key in keys for one in found for node in one.nodes):
-            found.append(graph)
+        if len(keys) > 1 and not any(node.key in keys for one in graphs for node in one.nodes):
+            graphs.append(graph)
         known |= keys
-    return found
+    return graphs
 
 
 def _near(record: JobRecord) -> Iterable[JobKey]:

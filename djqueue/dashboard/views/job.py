@@ -301,20 +301,20 @@ def _why(request: HttpRequest, record: JobRecord) -> rendering.ShownExplanation 
     """Return why the job is not running, without naming jobs that the user can't see."""
     if record.state in TERMINAL:
         return None
-    found = get_storage().reads.explain(record.queue, record.id)
-    return rendering.explain(found, lambda name: rights.sees(request, name))
+    explanation = get_storage().reads.explain(record.queue, record.id)
+    return rendering.explain(explanation, lambda name: rights.sees(request, name))
 
 
 def _options(record: JobRecord) -> dict[str, Any]:
     """Return the options that the page shows, lengths of time with their units."""
-    found = {name: value for name, value in record.options.as_dict().items() if name not in ELSEWHERE}
-    found.update(
-        {name: rendering.exact_duration(found[name]) for name in LENGTHS if found.get(name) is not None}
+    options = {name: value for name, value in record.options.as_dict().items() if name not in ELSEWHERE}
+    options.update(
+        {name: rendering.exact_duration(options[name]) for name in LENGTHS if options.get(name) is not None}
     )
-    if rule := found.get("backoff"):
+    if rule := options.get("backoff"):
         lengths = {name: rendering.exact_duration(rule[name]) for name in ("base", "cap") if name in rule}
-        found["backoff"] = ", ".join(f"{name} {value}" for name, value in {**rule, **lengths}.items())
-    return found
+        options["backoff"] = ", ".join(f"{name} {value}" for name, value in {**rule, **lengths}.items())
+    return options
 
 
 def _life(info: JobInfo) -> str:
@@ -348,12 +348,12 @@ def _shown(record: JobRecord, data: bytes | None, *, revealed: bool, of: Any) ->
 
 def _versions(request: HttpRequest, record: JobRecord, *, revealed: bool) -> list[PayloadRow]:
     """Return the previous payloads of the job, and of the job that it was copied from."""
-    found = []
+    payloads = []
     rows = reading.once_per_request(request, "versions", lambda: editing.versions_of(record.queue, record.id))
     for row in rows:
         was = record._replace(payload=bytes(row.payload))
-        found.append(PayloadRow(row, _shown(was, was.payload, revealed=revealed, of=redaction.payload)))
-    return found
+        payloads.append(PayloadRow(row, _shown(was, was.payload, revealed=revealed, of=redaction.payload)))
+    return payloads
 
 
 def _offers(request: HttpRequest, site: DashboardSite, record: JobRecord) -> list[Offer]:

@@ -93,12 +93,12 @@ class FilterForm(forms.Form):
 
     def wanted(self, state: State | None) -> JobFilter:
         """Return the filter, ignoring fields that are not valid."""
-        given = {name: value for name, value in self.cleaned_data.items() if value not in (None, "")}
-        given.pop("error", None)
+        fields = {name: value for name, value in self.cleaned_data.items() if value not in (None, "")}
+        fields.pop("error", None)
         for name in ("since", "until"):
-            if name in given:
-                given[name] = to_milliseconds(given[name])
-        return JobFilter(**given, state=state)
+            if name in fields:
+                fields[name] = to_milliseconds(fields[name])
+        return JobFilter(**fields, state=state)
 
 
 class Tab(NamedTuple):
@@ -146,9 +146,9 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     error = form.cleaned_data.get("error", "")
     state = State.FAILED if error else state
     wanted = form.wanted(state)
-    found = _named(request, site, wanted) if wanted.id else []
-    if len(found) == 1:
-        return HttpResponseRedirect(found[0][2])
+    named = _named(request, site, wanted) if wanted.id else []
+    if len(named) == 1:
+        return HttpResponseRedirect(named[0][2])
     usable = [name for name, field in form.fields.items() if not field.disabled]
     query = {name: request.GET[name] for name in usable if request.GET.get(name)}
     at = request.GET.get("at", "")
@@ -170,7 +170,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "newest": site.url("jobs", **query, state=word) if listed.newer else "",
         "newer": listed.newer and site.url("jobs", **query, state=word, at=listed.newer),
         "older": listed.older and site.url("jobs", **query, state=word, at=listed.older),
-        "found": found,
+        "found": named,
         "term": wanted.id,
         "query": query,
         "has_rows": has_rows,
@@ -274,9 +274,9 @@ def menus(request: HttpRequest, site: DashboardSite) -> Mapping[str, Sequence[Of
 def _preview_bulk(
     request: HttpRequest, site: DashboardSite, one: BulkJobAction, form: forms.Form, given: Mapping[str, str]
 ) -> HttpResponse:
-    problem, found = "", None
+    problem, counts = "", None
     try:
-        found = bulk.preview(get_storage(), one.kind, _bulk_selection(request, one, given))
+        counts = bulk.preview(get_storage(), one.kind, _bulk_selection(request, one, given))
     except OptionError as error:
         problem = str(error)
     query = {name: given[name] for name in BULK_FILTERS if given.get(name)}
@@ -290,7 +290,7 @@ def _preview_bulk(
         request,
         site,
         form,
-        found,
+        counts,
         title=str(one.title),
         tab="jobs",
         crumbs=[site.crumb("jobs")],
@@ -366,13 +366,13 @@ def _listed(request: HttpRequest, board: boards.Board, wanted: JobFilter, has_ro
             return Listed([])  # no job has this ID
         seen = [line.name for line in board.lines] if rights.hides_queues() else None
         if wanted.argument is None:
-            found = jobsearch.search(wanted, seen, at)
-            return Listed(found.jobs, found.page.newer, found.page.older, found.window)
+            result = jobsearch.search(wanted, seen, at)
+            return Listed(result.jobs, result.page.newer, result.page.older, result.window)
         with jobsearch.user_scans.take(request) as is_free:
             if not is_free:
                 return Listed([], window=BUSY)
-            found = jobsearch.search(wanted, seen, at)
-        return Listed(found.jobs, older=found.page.older, window=found.window)
+            result = jobsearch.search(wanted, seen, at)
+        return Listed(result.jobs, older=result.page.older, window=result.window)
     if wanted.queue:
         if not rights.sees(request, wanted.queue):
             return Listed([])
@@ -380,8 +380,8 @@ def _listed(request: HttpRequest, board: boards.Board, wanted: JobFilter, has_ro
         return Listed(page.jobs, page.previous or "", page.next or "")
     names = [line.name for line in _lines(board, state)]
     if has_rows:
-        found = jobsearch.newest(names, state, at)
-        return Listed(found.jobs, found.page.newer, found.page.older)
+        result = jobsearch.newest(names, state, at)
+        return Listed(result.jobs, result.page.newer, result.page.older)
     records = [
         record for name in names for record in storage.reads.cursor_page(name, state, JOBS_LISTED).jobs
     ]
@@ -391,8 +391,8 @@ def _listed(request: HttpRequest, board: boards.Board, wanted: JobFilter, has_ro
 
 def _dead_letters(request: HttpRequest, queue: str, error: str, after: str) -> Listed:
     """Return the jobs of one error, among the dead letters that are examined."""
-    found = deadletters.read_dead_letters(request, queue).value
-    matching = list(found.matching(read_filter(fingerprint=error)))
+    sample = deadletters.read_dead_letters(request, queue).value
+    matching = list(sample.matching(read_filter(fingerprint=error)))
     dead_letters, older = deadletters.page_of(matching, after)
     by_queue: dict[str, list[str]] = {}
     for dead_letter in dead_letters:
@@ -438,15 +438,15 @@ def _matching_actions(
     if state is None or not shown or wanted != JobFilter(queue=wanted.queue, state=state, name=wanted.name):
         return []
     here = {"queue": wanted.queue, "name": wanted.name}
-    found = [
+    links = [
         (one.label, site.url(one.page, **here, state=state.value))
         for one in BULK_ACTIONS
         if one.action.legal(state) and site.may_open(request, one.page)
     ]
     if actions.RETRY.legal(state) and site.may_open(request, "dead_letters_preview"):
         url = site.url("dead_letters_preview", **here, kind=BulkKind.RETRY)
-        found.insert(0, (_("Retry all matching…"), url))
-    return found
+        links.insert(0, (_("Retry all matching…"), url))
+    return links
 
 
 def _named(request: HttpRequest, site: DashboardSite, wanted: JobFilter) -> list[tuple[str, State, str]]:

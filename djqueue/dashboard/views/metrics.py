@@ -259,8 +259,8 @@ def _read_rollups(start: int, end: int, step: int, queues: Sequence[str]) -> Rol
         at = to_milliseconds(hour["hour"]) // step * step
         steps[at] = _added(steps[at], hour)
     total = Counter[str]()
-    for found in reasons:
-        total.update(found)
+    for counts in reasons:
+        total.update(counts)
     return Rolled(step, list(steps.values()), sorted(total.items(), key=lambda pair: (-pair[1], pair[0])))
 
 

@@ -24,9 +24,9 @@ pages = Pages()
 def operations(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List the operations on queues that the user can see, newest first."""
     sees = partial(_sees, request) if rights.hides_queues() else None
-    found = tables.page(rows_of(BulkOperation), request.GET.get("at", ""), sees=sees)
+    page = tables.page(rows_of(BulkOperation), request.GET.get("at", ""), sees=sees)
     has_writes = sparktables.are_installed()
-    context = {"rows": found.rows, "has_writes": has_writes, **site.page_links("operations", found)}
+    context = {"rows": page.rows, "has_writes": has_writes, **site.page_links("operations", page)}
     return site.render(request, "operations.html", _("Bulk operations"), context, tab="operations")
 
 

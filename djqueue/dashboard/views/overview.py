@@ -153,28 +153,28 @@ def _storage(request: HttpRequest, site: DashboardSite) -> Fact:
 
 
 def _silent(board: boards.Board, seen: Sequence[WorkerInfo]) -> list[WorkerInfo]:
-    found = [worker for worker in seen if board.is_silent(worker)]
-    return sorted(found, key=lambda worker: worker.seen_at)
+    silent = [worker for worker in seen if board.is_silent(worker)]
+    return sorted(silent, key=lambda worker: worker.seen_at)
 
 
 def _groups(request: HttpRequest, board: boards.Board) -> list[deadletters.FailureGroup]:
     """Return the errors with most dead letters."""
     if not board.total(State.FAILED):
         return []
-    found = deadletters.read_dead_letters(request, fresh=SELDOM).value
-    return deadletters.grouped(found.dead_letters, found.at)[:WORST]
+    sample = deadletters.read_dead_letters(request, fresh=SELDOM).value
+    return deadletters.grouped(sample.dead_letters, sample.at)[:WORST]
 
 
 def _minutes(worst: list[boards.QueueRow]) -> list[Minute]:
     """Return the 95th percentile of wait times per minute; the last point is the age of the oldest job."""
     if not worst:
         return []
-    found = []
+    minutes = []
     for buckets in zip(*(line.buckets for line in worst), strict=True):
         waits = [bucket.wait.percentile(0.95) for bucket in buckets]
-        found.append(Minute(buckets[0].start, [(wait, _seconds(wait)) for wait in waits]))
+        minutes.append(Minute(buckets[0].start, [(wait, _seconds(wait)) for wait in waits]))
     ages = [float(line.age) for line in worst]
-    return [*found[:-1], Minute(worst[0].at, [(age, _seconds(age)) for age in ages])]
+    return [*minutes[:-1], Minute(worst[0].at, [(age, _seconds(age)) for age in ages])]
 
 
 def _seconds(milliseconds: float | None) -> str:

@@ -289,16 +289,16 @@ def change_limits(
         where: `group` of the page to return to.
     """
     if form.is_valid():
-        given = form.given()
-        if not given:
+        limits = form.given()
+        if not limits:
             return site.back(request, "queue", queue)
         before = read()
         try:
-            change(**given)
+            change(**limits)
         except DjqueueError as error:
             form.add_error(None, str(error))
         else:
-            audit.note(request, action, queue=queue, detail={**(detail or {}), "old": before, "new": given})
+            audit.note(request, action, queue=queue, detail={**(detail or {}), "old": before, "new": limits})
             messages.success(request, message)
             return site.back(request, "queue", queue, **where)
     shown: dict[str, Any] = {field: form, **where}
@@ -324,7 +324,7 @@ def queue_page(
     cached = boards.board(request)
     line = cached.value.line(name) or boards.empty_row(name, cached.value.at)
     state = read_state(request.GET.get("state", "")) or State.WAITING
-    found = get_storage().reads.cursor_page(name, state, JOBS_LISTED, request.GET.get("at") or None)
+    jobs = get_storage().reads.cursor_page(name, state, JOBS_LISTED, request.GET.get("at") or None)
     context = {
         "line": line,
         "series": line.buckets,
@@ -341,10 +341,10 @@ def queue_page(
             )
             for one in State
         ],
-        "jobs": found.jobs,
-        "newest": found.previous and site.url("queue", name, state=state.value),
-        "newer": found.previous and site.url("queue", name, state=state.value, at=found.previous),
-        "older": found.next and site.url("queue", name, state=state.value, at=found.next),
+        "jobs": jobs.jobs,
+        "newest": jobs.previous and site.url("queue", name, state=state.value),
+        "newer": jobs.previous and site.url("queue", name, state=state.value, at=jobs.previous),
+        "older": jobs.next and site.url("queue", name, state=state.value, at=jobs.next),
         "names": sorted(line.row.names.items(), key=lambda item: -item[1])[:10],
         "is_configured": name in get_settings().queues,
         "limits_form": limits_form or LimitsForm(initial=row_limits(line.row)),
@@ -352,8 +352,8 @@ def queue_page(
         **_groups_context(name, group, group_form),
         **_limiter_context(request, name, cached.value, limiter_form),
     }
-    sent = (limits_form, clean_form, group_form, limiter_form)
-    status = 400 if any(form is not None and form.errors for form in sent) else 200
+    submitted = (limits_form, clean_form, group_form, limiter_form)
+    status = 400 if any(form is not None and form.errors for form in submitted) else 200
     crumbs = [site.crumb("queues")]
     return site.render(
         request, "queue.html", name, context, tab="queues", crumbs=crumbs, read=cached, status=status
@@ -438,13 +438,17 @@ def limiter_limits(state: LimiterState) -> dict[str, Any]:
 
 def group_overrides(group: GroupOverview) -> dict[str, Any]:
     """Return the overrides of a group as form values."""
-    said = group.overrides
-    return {"concurrency": said.concurrency, "rate": rendering.rate_text(said.rate), "weight": said.weight}
+    overrides = group.overrides
+    return {
+        "concurrency": overrides.concurrency,
+        "rate": rendering.rate_text(overrides.rate),
+        "weight": overrides.weight,
+    }
 
 
-def default_group_limits(found: GroupsOverview) -> dict[str, Any]:
+def default_group_limits(groups: GroupsOverview) -> dict[str, Any]:
     """Return the default limits of groups as form values."""
-    return {"concurrency": found.overrides.concurrency, "rate": rendering.rate_text(found.overrides.rate)}
+    return {"concurrency": groups.overrides.concurrency, "rate": rendering.rate_text(groups.overrides.rate)}
 
 
 def read_groups(queue: str, name: str = "") -> GroupsOverview:
@@ -456,12 +460,14 @@ def read_groups(queue: str, name: str = "") -> GroupsOverview:
     ).value
 
 
-def groups_are_used(found: GroupsOverview, queue: str) -> bool:
+def groups_are_used(groups: GroupsOverview, queue: str) -> bool:
     """Return whether the queue has group limits, or waiting jobs with a group."""
     policy = get_settings().policy(queue)
-    configured = policy.group_rate or policy.group_weights or policy.group_concurrency != 1
-    told = any(value is not None and value is not False for value in found.overrides)
-    return found.mode != GLOBAL and bool(found.busiest or told or configured or found.mode == KEYED)
+    is_configured = policy.group_rate or policy.group_weights or policy.group_concurrency != 1
+    is_overridden = any(value is not None and value is not False for value in groups.overrides)
+    return groups.mode != GLOBAL and bool(
+        groups.busiest or is_overridden or is_configured or groups.mode == KEYED
+    )
 
 
 def read_shared_limiter(
@@ -537,14 +543,14 @@ def _set_paused(request: HttpRequest, site: DashboardSite, queue: str, *, paused
 
 
 def _groups_context(name: str, group: str, form: forms.Form | None) -> dict[str, Any]:
-    found = read_groups(name, group)
+    groups = read_groups(name, group)
     if form is None and group:
-        form = OneGroupForm(initial={"name": group, **group_overrides(found.named[0])})
+        form = OneGroupForm(initial={"name": group, **group_overrides(groups.named[0])})
     return {
-        "groups": found,
+        "groups": groups,
         "group": group,
-        "has_groups": bool(group) or groups_are_used(found, name),
-        "group_form": form or GroupForm(initial=default_group_limits(found)),
+        "has_groups": bool(group) or groups_are_used(groups, name),
+        "group_form": form or GroupForm(initial=default_group_limits(groups)),
     }
 
 

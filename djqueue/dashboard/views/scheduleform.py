@@ -148,19 +148,19 @@ class ScheduleForm(ModelForm):
         Arguments count as changed if their text differs: comparing them with the old values would confirm the
         guess of a hidden one.
         """
-        found: dict[str, Any] = {}
+        changed: dict[str, Any] = {}
         for name in self.changed_data:
             old, new = self.initial.get(name), getattr(self.instance, name)
             if old != new:
-                found[name] = "changed" if name in jsontext.ARGUMENTS else [_written(old), _written(new)]
-        return found
+                changed[name] = "changed" if name in jsontext.ARGUMENTS else [_written(old), _written(new)]
+        return changed
 
 
 def shown_arguments(row: CronJob) -> dict[str, Any]:
     """Return what may be seen of a schedule's arguments."""
-    found = redaction.arguments(row.job_name, row.args, row.kwargs)
-    if isinstance(found, dict) and found.keys() == set(jsontext.ARGUMENTS):
-        return found
+    arguments = redaction.arguments(row.job_name, row.args, row.kwargs)
+    if isinstance(arguments, dict) and arguments.keys() == set(jsontext.ARGUMENTS):
+        return arguments
     return dict.fromkeys(jsontext.ARGUMENTS, redaction.Hidden())
 
 

@@ -242,11 +242,11 @@ def upcoming(row: CronJob) -> list[int]:
 def cron(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List all schedules, by next run."""
     cached = rows_for(visible(request))
-    found = sorted(
+    rows = sorted(
         cached.value, key=lambda one: (not one.row.enabled, one.runs[:1] or [1 << 62], one.row.name)
     )
-    changes_at(request, found)
-    context = {"schedules": found, "limit": MAX_LISTED}
+    changes_at(request, rows)
+    context = {"schedules": rows, "limit": MAX_LISTED}
     return site.render(request, "cron.html", _("Cron"), context, tab="cron", read=cached)
 
 
@@ -384,12 +384,12 @@ def _is_late(row: CronJob, now: int) -> bool:
 
 
 def _outcomes(wanted: Mapping[str, Sequence[str]]) -> Outcomes:
-    found: dict[tuple[str, str], State] = {}
+    outcomes: dict[tuple[str, str], State] = {}
     for queue, ids in wanted.items():
         if queue and ids:
             states = get_storage().reads.states(queue, ids)
-            found.update({(queue, one): state for one, state in zip(ids, states, strict=True) if state})
-    return found
+            outcomes.update({(queue, one): state for one, state in zip(ids, states, strict=True) if state})
+    return outcomes
 
 
 def _past(row: CronJob) -> tuple[int, ...]:
@@ -411,18 +411,18 @@ def _slots(schedule: Schedule, last: int, limit: int) -> tuple[int, ...]:
     """
     following = schedule.next_slot(last)
     gap = following - last if following is not None else 86_400_000
-    found, width, is_narrowed = [last], (limit + 1) * gap, False
+    past, width, is_narrowed = [last], (limit + 1) * gap, False
     for _attempt in range(MAX_SEARCHES):
         begin = max(0, last - width)
         slots = list(islice(_between(schedule, begin, last), MAX_STEPS))
         if not slots or slots[-1] != last:  # more slots than are examined
             width, is_narrowed = width // 16, True
             continue
-        found = slots[-limit:]
-        if len(found) == limit or not begin or is_narrowed:
+        past = slots[-limit:]
+        if len(past) == limit or not begin or is_narrowed:
             break
         width *= 4
-    return tuple(found)
+    return tuple(past)
 
 
 def _between(schedule: Schedule, begin: int, last: int) -> Iterator[int]:

@@ -41,7 +41,7 @@ def outbox_lines(backend: str) -> list[DiagnosticLine]:
     rows = rows_of(OutboxJob).order_by("id")
     count = rows[: MAX_COUNTED + 1].count()
     value = number_format(min(count, MAX_COUNTED)) + ("+" if count > MAX_COUNTED else "")
-    found = [DiagnosticLine("outbox.jobs", _("Outbox"), _("Jobs"), value)]
+    lines = [DiagnosticLine("outbox.jobs", _("Outbox"), _("Jobs"), value)]
     oldest = rows.values_list("created_at", flat=True).first()
     if oldest is not None:
         age = max(0, SYSTEM_CLOCK.now() - to_milliseconds(oldest))
@@ -52,9 +52,9 @@ def outbox_lines(backend: str) -> list[DiagnosticLine]:
                 note = _(
                     "Jobs are not reaching Redis: check that Redis and a runworkers process are running."
                 )
-        found.append(
+        lines.append(
             DiagnosticLine(
                 "outbox.oldest", _("Outbox"), _("Oldest job"), rendering.duration(age), level, note
             )
         )
-    return found
+    return lines

@@ -179,14 +179,14 @@ def queue_states() -> dict[str, object]:
     finally:
         close_old_connections()
     board = cached.value
-    found: dict[str, object] = {}
+    states: dict[str, object] = {}
     for line in board.lines:
         # A new minute moves the charts.
         recent = line.buckets[-boards.RECENT :]
-        found[line.name] = (line.row._replace(tokens=None), recent, line.workers, cached.error)
+        states[line.name] = (line.row._replace(tokens=None), recent, line.workers, cached.error)
     silent = {worker.id for worker in board.workers if board.is_silent(worker)}
-    found[""] = (list(found.items()), {worker.id for worker in board.workers}, silent, cached.error)
-    return found
+    states[""] = (list(states.items()), {worker.id for worker in board.workers}, silent, cached.error)
+    return states
 
 
 def is_shutting_down() -> bool:

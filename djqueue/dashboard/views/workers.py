@@ -111,9 +111,9 @@ def worker_rows(request: HttpRequest) -> CachedRead[WorkerRows]:
     sees_all = boards.sees_all(request)
     infos = sorted(cached.value.workers, key=lambda info: (info.host, info.pid, info.id))
     newest = max(infos, key=lambda info: info.started_at, default=None)
-    found = [_row_of(request, info, newest, cached.value.at, sees_all=sees_all) for info in infos]
+    workers = [_row_of(request, info, newest, cached.value.at, sees_all=sees_all) for info in infos]
     # A worker of hidden queues only is hidden, too.
-    shown = tuple(one for one in found if one.queues != ())
+    shown = tuple(one for one in workers if one.queues != ())
     return CachedRead(WorkerRows(shown), cached.value.at, cached.error)
 
 
@@ -129,16 +129,16 @@ def workers(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 def worker(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
     """Show a worker, its jobs, and its stack dump if one was requested."""
     cached = worker_rows(request)
-    seen = cached.value.find(worker)
-    if seen is None:
+    row = cached.value.find(worker)
+    if row is None:
         text = _("Worker %(worker)s was not found. The worker stopped or sent no heartbeat for a minute.") % {
             "worker": worker
         }
         link, crumbs = (_("Back to workers"), site.url("workers")), [site.crumb("workers")]
         title = _("Worker not found")
         return site.not_found(request, title, text, tab="workers", crumbs=crumbs, link=link)
-    may_read = seen.is_open and rights.may(request, rights.WORKERS)
-    context = {"worker": seen, "dump": get_storage().workers.dump(worker) if may_read else None}
+    may_read = row.is_open and rights.may(request, rights.WORKERS)
+    context = {"worker": row, "dump": get_storage().workers.dump(worker) if may_read else None}
     crumbs = [site.crumb("workers")]
     return site.render(request, "worker.html", worker, context, tab="workers", crumbs=crumbs, read=cached)
 
@@ -146,10 +146,10 @@ def worker(request: HttpRequest, site: DashboardSite, worker: str) -> HttpRespon
 @pages.act("worker_stop", "workers/<djq:worker>/stop/", rights.WORKERS)
 def stop(request: HttpRequest, site: DashboardSite, worker: str) -> HttpResponse:
     """Stop the worker like a signal does, after a confirmation."""
-    seen = _found(request, worker, workercontrol.STOP)
-    if seen is None or request.POST.get("confirm") == "1":
+    row = _found(request, worker, workercontrol.STOP)
+    if row is None or request.POST.get("confirm") == "1":
         return _command(request, site, worker, workercontrol.STOP)
-    context = {"worker": seen, "back": request.POST.get("djq_back", "")}
+    context = {"worker": row, "back": request.POST.get("djq_back", "")}
     crumbs = [site.crumb("workers"), Crumb(worker, site.url("worker", worker))]
     title = _("Stop worker")
     return site.render(request, "worker_stop.html", title, context, tab="workers", crumbs=crumbs)
@@ -220,8 +220,8 @@ def _command(request: HttpRequest, site: DashboardSite, worker: str, command: st
 
 def _found(request: HttpRequest, worker: str, command: str) -> WorkerRow | None:
     """Raises PermissionDenied if it also serves queues that the user is not to know of."""
-    seen = worker_rows(request).value.find(worker)
-    if seen is not None and not seen.is_open:
+    row = worker_rows(request).value.find(worker)
+    if row is not None and not row.is_open:
         audit.note(request, f"worker_{command}", refused=True, detail={"worker": worker})
         raise PermissionDenied
-    return seen
+    return row

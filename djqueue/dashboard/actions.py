@@ -311,7 +311,7 @@ def confirm_bulk(
     crumbs: Sequence[Crumb],
     **context: Any,
 ) -> HttpResponse:
-    """Render the page.
+    """Render the confirmation page of a bulk operation.
 
     Args:
         preview: Counts of the matching jobs; None if they could not be counted.

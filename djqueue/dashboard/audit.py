@@ -9,10 +9,9 @@ from django.utils.translation import gettext_lazy
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
 from djqueue.dashboard import rendering
+from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import AuditEvent, Dashboard
 from djqueue.signals import dashboard_action
-
-from .tables import alias_of, rows_of
 
 logger = logging.getLogger("djqueue.audit")
 LAST_ACTIONS = {

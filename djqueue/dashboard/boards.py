@@ -268,6 +268,7 @@ def empty_row(name: str, at: int) -> QueueRow:
 
 
 def read_board() -> Board:
+    """Read the board of all queues, including those that a user can't see."""
     storage = get_storage()
     overview = storage.reads.overview()
     workers = tuple(storage.workers.all())

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from django.utils.translation import gettext as _
 
-from .redaction import DEEPEST, HIDDEN, Hidden
+from djqueue.dashboard.redaction import DEEPEST, HIDDEN, Hidden
 
 LONGEST = 100_000
 """Maximum characters that can be edited."""

@@ -12,8 +12,7 @@ from djqueue.client import get_storage
 from djqueue.core.options import check_text
 from djqueue.core.subjects import parts_of
 from djqueue.core.summaries import JobSummaryPage
-
-from . import rights
+from djqueue.dashboard import rights
 
 
 class Subject(NamedTuple):

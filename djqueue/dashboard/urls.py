@@ -1,9 +1,7 @@
 """All pages of the dashboard, in the order of their tabs."""
 
-from djqueue.storage import sparktables
-
-from .site import DashboardPage
-from .views import (
+from djqueue.dashboard.site import DashboardPage
+from djqueue.dashboard.views import (
     activity,
     bulkwrites,
     deadletters,
@@ -22,6 +20,7 @@ from .views import (
     streams,
     workers,
 )
+from djqueue.storage import sparktables
 
 MODULES = (
     overview,

@@ -136,7 +136,7 @@ class OneGroupForm(GroupForm):
     field_order = ("name", "concurrency", "rate", "weight")
 
 
-class SharedLimiter(NamedTuple):
+class LimiterView(NamedTuple):
     """A shared limiter as a user sees it."""
 
     name: str
@@ -472,7 +472,7 @@ def groups_are_used(groups: GroupsOverview, queue: str) -> bool:
 
 def read_shared_limiter(
     request: HttpRequest, queue: str, lines: Sequence[boards.QueueRow]
-) -> SharedLimiter | None:
+) -> LimiterView | None:
     """Return the shared limiter of a queue; None if it has none.
 
     Args:
@@ -484,7 +484,7 @@ def read_shared_limiter(
     state = snapshots.read(("limiter", name), lambda: get_storage().limiters.state(name)).value
     sharing = queues_sharing(name)
     takers = [line for line in lines if line.name in sharing and line.row.used]
-    return SharedLimiter(
+    return LimiterView(
         name,
         state,
         tuple(sorted(takers, key=lambda line: (-line.row.used, line.name))),

@@ -51,7 +51,7 @@ def finding_document(finding: Finding) -> dict[str, str]:
 
 def _may_see_findings(request: HttpRequest, report: HealthReport) -> bool:
     from .dashboard import rights
-    from .dashboard.watchdog import watchdog
+    from .dashboard.outages import watchdog
 
     # Probes have no session; without one, no database is asked, which may be what does not answer.
     if django_settings.SESSION_COOKIE_NAME not in request.COOKIES or not hasattr(request, "user"):

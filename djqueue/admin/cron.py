@@ -111,6 +111,6 @@ def _due_or(shown: Callable[[datetime], str], at: datetime) -> str:
 
 
 def _arguments(row: CronJob, name: str) -> str:
-    from djqueue.dashboard.views.schedules import shown_arguments
+    from djqueue.dashboard.views.scheduleform import shown_arguments
 
     return rendering.preformatted(rendering.text(shown_arguments(row)[name]))

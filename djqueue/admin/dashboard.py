@@ -13,8 +13,7 @@ from djqueue.dashboard import rights
 from djqueue.models import Dashboard
 
 if TYPE_CHECKING:
-    from djqueue.dashboard.pages import DashboardPage
-    from djqueue.dashboard.site import DashboardSite
+    from djqueue.dashboard.site import DashboardPage, DashboardSite
 
     ModelAdmin = admin.ModelAdmin[Any]
 else:
@@ -61,8 +60,7 @@ class DashboardAdmin(ModelAdmin):
         return False
 
     def _view(self, page: "DashboardPage") -> Callable[..., HttpResponseBase]:
-        from djqueue.dashboard.outages import answers_without_databases
-        from djqueue.dashboard.site import is_partial
+        from djqueue.dashboard.outages import answers_without_databases, is_partial
 
         def view(request: HttpRequest, **captured: Any) -> HttpResponseBase:
             return self.dashboard.serve(page, request, **captured)

@@ -32,9 +32,9 @@ def by_queue(request: HttpRequest, rows: QuerySet[Any]) -> QuerySet[Any]:
 
 def schedules(request: HttpRequest, rows: QuerySet[Any]) -> QuerySet[Any]:
     """Return the schedules that enqueue to queues that the user may see."""
-    from djqueue.dashboard.schedules import sees
+    from djqueue.dashboard.views.schedules import sees_schedule
 
     if not rights.hides_queues():
         return rows
     found = rows.order_by("name")
-    return rows.filter(pk__in=[row.pk for row in found if sees(request, row)])
+    return rows.filter(pk__in=[row.pk for row in found if sees_schedule(request, row)])

@@ -4,15 +4,33 @@ import logging
 from typing import Any
 
 from django.http import HttpRequest
+from django.utils.translation import gettext_lazy
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.units import to_datetime
+from djqueue.dashboard import rendering
+from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import AuditEvent, Dashboard
 from djqueue.signals import dashboard_action
 
-from .tables import alias_of
-
 logger = logging.getLogger("djqueue.audit")
+LAST_ACTIONS = {
+    "retry": gettext_lazy("Already retried by %(user)s at %(at)s."),
+    "dead_letters_retry": gettext_lazy("Already retried by %(user)s at %(at)s."),
+    "edit_now": gettext_lazy("Arguments edited by %(user)s at %(at)s."),
+    "selected_retry": gettext_lazy("Already retried by %(user)s at %(at)s."),
+    "selected_promote": gettext_lazy("Run immediately by %(user)s at %(at)s."),
+    "selected_cancel": gettext_lazy("Cancelled by %(user)s at %(at)s."),
+    "promote": gettext_lazy("Run immediately by %(user)s at %(at)s."),
+    "reschedule": gettext_lazy("Rescheduled by %(user)s at %(at)s."),
+    "reprioritise": gettext_lazy("Priority changed by %(user)s at %(at)s."),
+    "cancel": gettext_lazy("Cancelled by %(user)s at %(at)s."),
+}
+"""Sentences about the last action on a job."""
+SELECTED = ("dead_letters_retry", "selected_retry", "selected_promote", "selected_cancel")
+"""Actions on selected jobs: one row of the log covers several."""
+SELECTED_READ = 20
+"""Latest rows of these actions that are searched for a job."""
 
 
 def note(
@@ -75,3 +93,18 @@ def record(**values: Any) -> AuditEvent:
         event.count,
     )
     return event
+
+
+def last_action(queue: str, job_id: str) -> str:
+    """Return a sentence about the last recorded action on a job; empty if no action is recorded."""
+    rows = rows_of(AuditEvent).filter(refused=False)
+    last = rows.filter(queue=queue, job_id=job_id, action__in=LAST_ACTIONS).order_by("-pk").first()
+    for event in rows.filter(action__in=SELECTED, job_id="").order_by("-pk")[:SELECTED_READ]:
+        if last is not None and last.pk > event.pk:
+            break
+        if [queue, job_id] in event.detail.get("jobs", []):
+            last = event
+            break
+    if last is None:
+        return ""
+    return str(LAST_ACTIONS[last.action] % {"user": last.user, "at": rendering.local(last.at)})

@@ -74,16 +74,19 @@ SENTENCES = (
 def translated(line: DiagnosticLine) -> DiagnosticLine:
     """Return a line in the active language; its key and level are unchanged."""
     return line._replace(
-        group=_said(line.group), label=_said(line.label), value=_said(line.value), note=_said(line.note)
+        group=_translated(line.group),
+        label=_translated(line.label),
+        value=_translated(line.value),
+        note=_translated(line.note),
     )
 
 
-def _said(text: str) -> str:
+def _translated(text: str) -> str:
     if text in WORDS:
         return gettext(text)
     for sentence in SENTENCES:
-        if found := _pattern(sentence).fullmatch(text):
-            return gettext(sentence) % found.groups()
+        if match := _pattern(sentence).fullmatch(text):
+            return gettext(sentence) % match.groups()
     return text
 
 

@@ -8,7 +8,7 @@ import json
 import math
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -16,14 +16,23 @@ from uuid import UUID
 
 from django.utils.translation import gettext as _
 
-from .redaction import DEEPEST, HIDDEN, Hidden
+from djqueue.dashboard.redaction import DEEPEST, HIDDEN, Hidden
 
 LONGEST = 100_000
 """Maximum characters that can be edited."""
 PLACEHOLDER = re.compile(rf"{HIDDEN}\d+")
 SURROGATE = re.compile("[\ud800-\udfff]")
-
 Path = tuple[str | int, ...]
+_WRITTEN: dict[type, Callable[[Any], Any]] = {
+    bytes: lambda value: {"$bytes": b64encode(value).decode()},
+    datetime: lambda value: {"$datetime": value.isoformat()},
+    date: lambda value: {"$date": value.isoformat()},
+    time: lambda value: {"$time": value.isoformat()},
+    timedelta: lambda value: {"$timedelta": [value.days, value.seconds, value.microseconds]},
+    Decimal: lambda value: {"$decimal": str(value)},
+    UUID: lambda value: {"$uuid": str(value)},
+}
+ARGUMENTS = ("args", "kwargs")
 
 
 class NotEditableError(ValueError):
@@ -48,15 +57,6 @@ def _tuple(parts: Any) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-_WRITTEN: dict[type, Callable[[Any], Any]] = {
-    bytes: lambda value: {"$bytes": b64encode(value).decode()},
-    datetime: lambda value: {"$datetime": value.isoformat()},
-    date: lambda value: {"$date": value.isoformat()},
-    time: lambda value: {"$time": value.isoformat()},
-    timedelta: lambda value: {"$timedelta": [value.days, value.seconds, value.microseconds]},
-    Decimal: lambda value: {"$decimal": str(value)},
-    UUID: lambda value: {"$uuid": str(value)},
-}
 _READ: dict[str, Callable[[Any], Any]] = {
     "$bytes": lambda text: b64decode(text, validate=True),
     "$datetime": datetime.fromisoformat,
@@ -122,15 +122,30 @@ def read(text: str, hidden: Mapping[str, tuple[Path, Any]], path: Path = (), *, 
 
 def placeholders(text: str) -> set[str]:
     """Return the placeholders of hidden values in a text that `read` accepts."""
-    found, parts = set(), [json.loads(text)]
+    marks, parts = set(), [json.loads(text)]
     for part in parts:
         if isinstance(part, str) and PLACEHOLDER.fullmatch(part):
-            found.add(part)
+            marks.add(part)
         elif isinstance(part, list):
             parts += part
         elif isinstance(part, dict):
             parts += part.values()
-    return found
+    return marks
+
+
+def uncovers(before: Any, now: Any, drafts: Mapping[str, Draft], kept: Mapping[str, Collection[str]]) -> bool:
+    """Return whether a hidden value that is kept would be visible.
+
+    Args:
+        before: The whole payload as the user sees it.
+        now: The edited payload as the user would see it.
+        kept: Placeholders in the edited text of each draft.
+    """
+    return any(
+        mark in kept[name] and not _is_as_hidden(_at(now, path), _at(before, path))
+        for name, draft in drafts.items()
+        for mark, (path, _value) in draft.hidden.items()
+    )
 
 
 def _plain(
@@ -187,8 +202,8 @@ def _value(
     if isinstance(plain, str):
         _check_text(plain)
     if isinstance(plain, str) and PLACEHOLDER.fullmatch(plain):
-        there, value = hidden.get(plain, (None, None))
-        if there != path:
+        original, value = hidden.get(plain, (None, None))
+        if original != path:
             message = _(
                 "%(mark)s stands for a hidden value only in its original place. Enter a value instead."
             )
@@ -220,12 +235,12 @@ def _check_text(text: str) -> None:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         names = [name for name, _value in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise MalformedError(_("Duplicate key: %(key)s.") % {"key": json.dumps(twice)})
-    return found
+    return value
 
 
 def _constant(word: str) -> Any:
@@ -239,3 +254,18 @@ def _refused(path: Path, why: str) -> NotEditableError:
 def _steps(path: Path) -> Iterator[str]:
     for index, step in enumerate(path):
         yield f"[{step}]" if isinstance(step, int) else f".{step}" if index else str(step)
+
+
+def _at(shown: Any, path: Path) -> Any:
+    for step in path:
+        if isinstance(shown, Hidden):
+            break
+        try:
+            shown = shown[step]
+        except (KeyError, IndexError, TypeError):
+            return Hidden()
+    return shown
+
+
+def _is_as_hidden(now: Any, before: Any) -> bool:
+    return isinstance(now, Hidden) or repr(now) == repr(before)

@@ -1,14 +1,21 @@
 """Responds in time while a database is unreachable: status 503, with the database and the time since when.
 
 Sessions and users are stored in the default database, so no page can show data without it. One request
-detects the outage, bounded by `watchdog` and the driver's `connect_timeout`. Later requests get the response
+detects the outage, bounded by a watchdog and the driver's `connect_timeout`. Later requests get the response
 immediately until a probe succeeds.
+
+A query sent to a frozen PostgreSQL server has no timeout: `statement_timeout` is the server's, and
+`connect_timeout` is over. So the watchdog, a thread of the process, shuts down the socket of such a query at
+the page's deadline. The driver then raises OperationalError at once in the thread of the request.
 """
 
 import logging
-from collections.abc import Callable
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial, wraps
-from threading import Lock
 from typing import Any
 from urllib.parse import quote
 
@@ -22,23 +29,122 @@ from django.template.loader import render_to_string
 from django.template.response import SimpleTemplateResponse
 from django.utils.translation import gettext as _
 
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import CircuitBreaker
 from djqueue.core.errors import DjqueueError
 from djqueue.core.messages import in_one_line
+from djqueue.core.threads import after_fork
 from djqueue.core.units import to_datetime
 
-from .watchdog import postgresql_connections, watchdog
-
 logger = logging.getLogger("djqueue.dashboard")
-
+ACTIVE = 1
+"""Transaction status of libpq: a query was sent and its result has not arrived."""
+AGAIN = 0.05
+"""Seconds between two checks of a request past its deadline."""
+IDLE = 30.0
+"""Seconds after which the idle thread ends."""
 LIMIT = 1.8
 """Seconds after which a page stops waiting for a query."""
 PROBE = 1.0
 """Seconds that a probe of an unreachable database may take."""
 RETRY_AFTER = 5
 """Seconds after which a browser may retry."""
-
+UNAVAILABLE = "Djq-Unavailable"
+"""Header: the storage or a database could not be read, and the part shows the last data."""
+NOTICE = "Djq-Notice"
+"""Header: the banner of an open page, percent-encoded: which data is stale, why, and since when."""
 View = Callable[..., HttpResponseBase]
+
+
+class QueryWatch:
+    """Watches the queries of one thread on its PostgreSQL connections until `release`."""
+
+    def __init__(self, owner: "Watchdog", wrappers: list[Any], until: float) -> None:
+        self.until = until
+        """Monotonic seconds."""
+        self.cut: list[str] = []
+        """Aliases of the databases whose connections were shut down."""
+        self._owner = owner
+        self._wrappers = wrappers
+
+    def release(self) -> None:
+        """Stop watching the thread."""
+        self._owner.release(self)
+
+    def end_queries(self) -> None:
+        """Shut down each connection that waits for the result of a query."""
+        for wrapper in self._wrappers:
+            if _shut_down(wrapper):
+                self.cut.append(wrapper.alias)
+
+
+class Watchdog:
+    """The watched threads of this process, and the thread that watches them."""
+
+    def __init__(self) -> None:
+        self._begin()
+        after_fork(self._begin)
+
+    def _begin(self) -> None:
+        self._changed = threading.Condition()
+        self._watches: set[QueryWatch] = set()
+        self._thread: threading.Thread | None = None
+        self._next: float = 0
+        self._current = threading.local()
+
+    @property
+    def has_cut(self) -> bool:
+        """Whether a connection of this thread was shut down since its watch began."""
+        watch: QueryWatch | None = getattr(self._current, "watch", None)
+        return watch is not None and bool(watch.cut)
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[QueryWatch]:
+        """End queries of this thread that are not answered within `seconds`."""
+        watch = QueryWatch(self, postgresql_connections(), _now() + seconds)
+        outer: QueryWatch | None = getattr(self._current, "watch", None)
+        self._current.watch = watch
+        if watch._wrappers:
+            self._add(watch)
+        try:
+            yield watch
+        finally:
+            self.release(watch)
+            self._current.watch = outer
+
+    def release_current(self) -> None:
+        """Stop watching the current thread."""
+        watch: QueryWatch | None = getattr(self._current, "watch", None)
+        if watch is not None:
+            watch.release()
+
+    def release(self, watch: QueryWatch) -> None:
+        """End a watch. No connection is shut down for it after this returns."""
+        with self._changed:
+            self._watches.discard(watch)
+
+    def _add(self, watch: QueryWatch) -> None:
+        with self._changed:
+            self._watches.add(watch)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="djqueue-query-watchdog", daemon=True)
+                self._thread.start()
+            elif watch.until < self._next:
+                self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            while True:
+                now = _now()
+                for watch in self._watches:
+                    if watch.until <= now:
+                        watch.end_queries()
+                is_idle = not self._watches
+                wait = min((max(AGAIN, watch.until - now) for watch in self._watches), default=IDLE)
+                self._next = now + wait
+                if not self._changed.wait(wait) and is_idle and not self._watches:
+                    self._thread = None
+                    return
 
 
 class DatabaseUnavailableError(Exception):
@@ -53,16 +159,16 @@ class DatabaseBreakers:
     """A circuit breaker for each database of this process."""
 
     def __init__(self) -> None:
-        self._lock = Lock()
+        self._lock = threading.Lock()
         self._breakers: dict[str, CircuitBreaker] = {}
 
     def of(self, alias: str) -> CircuitBreaker:
         """Return the circuit breaker of a database."""
-        found = self._breakers.get(alias)
-        if found is None:
+        breaker = self._breakers.get(alias)
+        if breaker is None:
             with self._lock:
-                found = self._breakers.setdefault(alias, CircuitBreaker())
-        return found
+                breaker = self._breakers.setdefault(alias, CircuitBreaker())
+        return breaker
 
     def clear(self) -> None:
         """Forget every outage."""
@@ -70,8 +176,20 @@ class DatabaseBreakers:
             self._breakers.clear()
 
 
+def postgresql_connections() -> list[Any]:
+    """Return this thread's connections to PostgreSQL, open or not."""
+    return [wrapper for wrapper in connections.all() if wrapper.vendor == "postgresql"]
+
+
+watchdog = Watchdog()
+"""The watchdog of this process."""
 outages = DatabaseBreakers()
 """The circuit breakers of this process."""
+
+
+def is_partial(request: HttpRequest) -> bool:
+    """Return whether an open page requests its live part."""
+    return request.headers.get("HX-Request") == "true"
 
 
 def answers_without_databases(site: AdminSite, view: View) -> View:
@@ -82,6 +200,41 @@ def answers_without_databases(site: AdminSite, view: View) -> View:
         return _in_time(site, request, partial(view, request, *args, **kwargs))
 
     return bounded
+
+
+def _on_setting_changed(*, setting: str, **_: object) -> None:
+    if setting == "DATABASES":
+        outages.clear()
+
+
+setting_changed.connect(_on_setting_changed)
+
+
+def _shut_down(wrapper: Any) -> bool:
+    """Shut down a connection that waits for a result. Called from another thread than the connection's."""
+    driver = wrapper.connection
+    if driver is None:
+        return False
+    try:
+        if driver.info.transaction_status != ACTIVE:
+            return False
+        number = driver.fileno()
+        copy = socket.socket(fileno=os.dup(number))
+    except (OSError, wrapper.Database.Error):
+        return False  # closed in the meantime
+    with copy:
+        try:
+            # If the owner closed it before it was duplicated, the number may belong to another file.
+            if driver.fileno() != number:
+                return False
+            copy.shutdown(socket.SHUT_RDWR)
+        except (OSError, wrapper.Database.Error):
+            return False
+    return True
+
+
+def _now() -> float:
+    return SYSTEM_CLOCK.monotonic() / 1_000
 
 
 def _in_time(site: AdminSite, request: HttpRequest, work: Callable[[], Any]) -> HttpResponseBase:
@@ -183,10 +336,10 @@ def _unavailable(site: AdminSite, request: HttpRequest, alias: str) -> HttpRespo
     for name in ("session", "_messages"):
         # Otherwise the middleware of sessions and messages would write to the database.
         request.__dict__.pop(name, None)
-    if request.headers.get("HX-Request") == "true":
+    if is_partial(request):
         response = HttpResponse(status=204)
-        response["Djq-Unavailable"] = "1"
-        response["Djq-Notice"] = quote(text)
+        response[UNAVAILABLE] = "1"
+        response[NOTICE] = quote(text)
     else:
         context = {
             "text": text,
@@ -206,11 +359,3 @@ def _unavailable(site: AdminSite, request: HttpRequest, alias: str) -> HttpRespo
     response["Retry-After"] = str(RETRY_AFTER)
     response["Cache-Control"] = "no-store"
     return response
-
-
-def _on_setting_changed(*, setting: str, **_: object) -> None:
-    if setting == "DATABASES":
-        outages.clear()
-
-
-setting_changed.connect(_on_setting_changed)

@@ -6,17 +6,24 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from django.utils.translation import gettext as _
+
 from djqueue.client import registry
 from djqueue.codecs import decode
 from djqueue.conf import get_settings
+from djqueue.core.errors import SerializationError
 from djqueue.core.headers import Headers
-from djqueue.core.job import JobRecord
+from djqueue.core.job import JobRecord, is_call
+from djqueue.dashboard import rendering
 
 logger = logging.getLogger("djqueue.dashboard")
-
 HIDDEN = "•••"
 DEEPEST = 30
 """Maximum nesting level searched; deeper values are hidden."""
+LARGEST_LISTED = 8_192
+"""Largest payload, in bytes, that a list decodes. Lists that read rows read one byte more."""
+LINE_LENGTH = 80
+"""Maximum characters shown of one job's arguments."""
 
 
 class Hidden:
@@ -115,6 +122,18 @@ def has_secrets(value: Any) -> bool:
     return any(map(has_secrets, parts))
 
 
+def payload_line(record: JobRecord) -> str:
+    """Return a job's redacted arguments in Python syntax, cut to `LENGTH` characters."""
+    if len(record.payload) > LARGEST_LISTED:
+        return _("too large to list")
+    try:
+        value = payload(record, revealed=False)
+    except SerializationError:
+        return _("unreadable")
+    text = _line(value)
+    return text if len(text) <= LINE_LENGTH else f"{text[: LINE_LENGTH - 1]}…"
+
+
 def _without_secrets(name: str, value: Any, part: str) -> Any:
     """Apply the job's own redact function, then hide what has a secret name.
 
@@ -169,3 +188,15 @@ def _decoded(record: JobRecord, data: bytes | None) -> Any:
         return None
     accepted = get_settings().accept_content
     return decode(data, record.options.content_type, accept=accepted)
+
+
+def _line(value: Any) -> str:
+    """Return the arguments of a call, or any other payload as a value."""
+    if is_call(value):
+        named = [f"{name}={_flat(one)}" for name, one in value["kwargs"].items()]
+        return ", ".join([*map(_flat, value["args"]), *named])
+    return _flat(value)
+
+
+def _flat(value: Any) -> str:
+    return " ".join(rendering.text(value, LINE_LENGTH * 4).split())

@@ -1,21 +1,26 @@
-"""Renders values for pages."""
+"""Renders values, times, durations and explanations for pages."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any
+from math import isfinite
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from django.template.loader import render_to_string
 from django.utils import timezone
-from django.utils.formats import get_format
+from django.utils.formats import get_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
+from djqueue.conf import RATE_UNITS
 from djqueue.core.errors import OptionError, SerializationError
+from djqueue.core.explain import BlockingJob, Dependency, Explanation
+from djqueue.core.job import JobFailure
+from djqueue.core.policies import Rate
 from djqueue.core.states import PENDING
 
 SHOWN = 10_000
@@ -27,7 +32,6 @@ DEEPEST = 30
 NOTHING = "-"
 YEAR = re.compile(r"%[Yy][-/ ]?|[-/ ]%[Yy]")
 """The year in a date format, with its separator."""
-
 REASONS = {
     "explicit_fail": gettext_lazy("failed explicitly"),
     "max_attempts_exceeded": gettext_lazy("no attempts left"),
@@ -61,6 +65,68 @@ CRITERIA = {
     "newer_than": gettext_lazy("Newer than (s)"),
 }
 """Filters of dead letters."""
+SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
+PROGRESS_KEYS = {"done", "of"}
+"""Keys of a mapping that is shown as a bar."""
+FRAME = re.compile(r'  File "(?P<path>[^"]+)", line \d+')
+LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3[^/\\]*[/\\]|^<")
+"""Paths of installed packages, of Python's own modules, and of frames without a file."""
+FRAMES_CUT = "  …"
+EXPLANATIONS = {
+    "lease_of_dead_worker": gettext_lazy(
+        "Worker %(worker)s has stopped responding. The job is retried when the lease expires."
+    ),
+    "paused": gettext_lazy("The queue is paused. No job starts until the queue is resumed."),
+    "group_paused": gettext_lazy("Group %(group)s is paused."),
+    "delayed": gettext_lazy("The job is scheduled for later."),
+    "blocked": gettext_lazy("The job waits for unfinished dependencies."),
+    "no_worker": gettext_lazy("No live worker serves the queue. Start one with manage.py runworkers."),
+    "no_handler": gettext_lazy(
+        "No live worker of the queue has a handler for %(name)s. Deploy the code that defines the job."
+    ),
+    "group_rate": gettext_lazy("Group %(group)s has reached its rate limit."),
+    "group_busy": gettext_lazy("Group %(group)s has reached its concurrency limit of %(limit)s."),
+    "behind_rate": gettext_lazy("The queue has reached its rate limit."),
+    "limiter_rate": gettext_lazy("The shared limiter %(limiter)s has reached its rate limit."),
+    "limiter_full": gettext_lazy(
+        "The shared limiter %(limiter)s has %(free)s of %(limit)s slots free; the job needs %(weight)s."
+    ),
+    "concurrency_full": gettext_lazy("The queue has reached its concurrency limit of %(limit)s."),
+    "too_heavy": gettext_lazy("The job needs %(weight)s slots; the queue has %(free)s free."),
+    "workers_busy": gettext_lazy("Every worker that can run the job is busy. Add slots or workers."),
+    "waiting_turn": gettext_lazy("The job is about to start."),
+}
+"""Sentences by verdict. Active and finished jobs have none."""
+MANY_AHEAD = 10_000
+
+
+class ProgressValue(NamedTuple):
+    """The progress of a job as a page shows it."""
+
+    text: str
+    """The text of a value, or the counts of a bar; empty for a bar with only a percentage."""
+    share: str = ""
+    """Share from 0 to 1 as HTML writes numbers; empty if there is no bar."""
+    percent: int = 0
+
+
+class ShownExplanation(NamedTuple):
+    """The explanation on a job's page."""
+
+    word: str
+    sentence: str
+    until: int | None
+    """Time at which the reason is expected to clear, in UTC milliseconds."""
+    before: str
+    """Number of jobs ahead, as text; empty if there are none or the number is unknown."""
+    holders: tuple[BlockingJob, ...]
+    unmet: tuple[Dependency, ...]
+    workers: tuple[str, ...]
+
+
+def text(value: Any, limit: int = SHOWN) -> str:
+    """Return a value in Python syntax, cut to a maximum length."""
+    return "".join(islice(_characters(value), limit))
 
 
 def reason(word: str) -> str:
@@ -117,12 +183,6 @@ def local_in(value: datetime, zone: str) -> str:
     return f"{_written(zoned)} {zoned.tzname()}"
 
 
-def _written(value: datetime) -> str:
-    # Django's output formats leave out seconds; its first input format has them.
-    written = get_format("DATETIME_INPUT_FORMATS")[0]
-    return value.strftime(written if "%S" in written else "%Y-%m-%d %H:%M:%S")
-
-
 def clock(value: datetime) -> str:
     """Return hours and minutes in the user's time zone."""
     return timezone.localtime(value).strftime("%H:%M")
@@ -173,11 +233,6 @@ def shown(read: Callable[[], Any]) -> str:
     return preformatted(text(value, SHOWN + 1))
 
 
-def text(value: Any, limit: int = SHOWN) -> str:
-    """Return a value in Python syntax, cut to a maximum length."""
-    return "".join(islice(_characters(value), limit))
-
-
 def preformatted(text: str, *, end: bool = False) -> str:
     """Return a text unchanged; of a long one the start, or the end."""
     if not text:
@@ -221,10 +276,114 @@ def error_line(row: Any) -> str:
     return f"{kind}: {message}" if kind and message else kind or message or NOTHING
 
 
+def failure_line(error: JobFailure) -> str:
+    """Return the type of a job's error and the first line of its message."""
+    return f"{error.type.rpartition('.')[2]}: {first_line(error.message)}"
+
+
 def first_line(text: str, longest: int = 120) -> str:
     """Return the first line of a text, cut if too long."""
     line = text.strip().partition("\n")[0]
     return line if len(line) <= longest else f"{line[:longest]}…"
+
+
+def duration(milliseconds: float) -> str:
+    """Return a duration in a suitable unit: 3 ms, 1.2 s, 4 min, 2.5 h, 3 d."""
+    size = abs(milliseconds)
+    if size < SECOND:
+        return _("%s ms") % _in_unit(milliseconds, 1)
+    if size < 2 * MINUTE:
+        return _("%s s") % _in_unit(milliseconds, SECOND)
+    if size < 2 * HOUR:
+        return _("%s min") % _in_unit(milliseconds, MINUTE)
+    if size < 2 * DAY:
+        return _("%s h") % _in_unit(milliseconds, HOUR)
+    return _("%s d") % _in_unit(milliseconds, DAY)
+
+
+def exact_duration(milliseconds: int) -> str:
+    """Return a duration in the largest unit of which it is a whole multiple: 30 s, 90 s, 1 h."""
+    units = ((DAY, _("%s d")), (HOUR, _("%s h")), (MINUTE, _("%s min")), (SECOND, _("%s s")))
+    for unit, text in units:
+        if milliseconds and milliseconds % unit == 0:
+            return text % number_format(milliseconds // unit)
+    return _("%s ms") % number_format(milliseconds)
+
+
+def progress(value: Any) -> ProgressValue | None:
+    """Return the progress of a value.
+
+    A number from 0 to 1 and `{"done": 3, "of": 10}` are bars. None means that no progress was reported.
+    """
+    if value is None:
+        return None
+    if _is_number(value) and 0 <= value <= 1:
+        return _bar(float(value), "")
+    if isinstance(value, Mapping) and value.keys() == PROGRESS_KEYS:
+        done, of = value["done"], value["of"]
+        if _is_number(done) and _is_number(of) and 0 <= done <= of and of > 0:
+            return _bar(done / of, f"{_number(done)} / {_number(of)}")
+    return ProgressValue(text(value))
+
+
+def app_frames(text: str) -> str | None:
+    """Return a traceback with only the application's frames; None if it has no others, or none."""
+    shown: list[str] = []
+    kept = cut = 0
+    is_left_out = False
+    for line in text.splitlines():
+        frame = FRAME.match(line)
+        if frame:
+            is_left_out = bool(LIBRARY.search(frame["path"]))
+            kept += not is_left_out
+            cut += is_left_out
+            if is_left_out and shown[-1:] != [FRAMES_CUT]:
+                shown.append(FRAMES_CUT)
+        elif not line.startswith("    "):
+            is_left_out = False
+        if not is_left_out:
+            shown.append(line)
+    return "\n".join(shown) if kept and cut else None
+
+
+def explain(explanation: Explanation | None, sees: Callable[[str], bool]) -> ShownExplanation | None:
+    """Return an explanation as text; None if there is nothing to explain.
+
+    Args:
+        sees: Whether the user can see a queue; jobs of other queues are not named.
+    """
+    if explanation is None or explanation.verdict == "not_pending":
+        return None
+    template = EXPLANATIONS.get(explanation.verdict)
+    sentence = str(template) % explanation._asdict() if template is not None else explanation.verdict
+    before = ""
+    if explanation.before:
+        sentence = _("Other jobs are ahead.") if explanation.verdict == "waiting_turn" else sentence
+        ahead = ngettext("%(count)d job is ahead", "%(count)d jobs are ahead", explanation.before)
+        before = ahead % {"count": explanation.before}
+        if explanation.before >= MANY_AHEAD:
+            before = _("10,000 or more jobs are ahead")
+    holders = tuple(one for one in explanation.holders if not one.queue or sees(one.queue))
+    unmet = tuple(one for one in explanation.unmet if sees(one.queue))
+    return ShownExplanation(
+        explanation.verdict, sentence, explanation.until, before, holders, unmet, explanation.workers
+    )
+
+
+def rate_text(rate: Rate | None) -> str | None:
+    """Return a rate as settings write it; one with another period as a phrase."""
+    if rate is None:
+        return None
+    for unit, per in RATE_UNITS.items():
+        if rate.per == per:
+            return f"{rate.capacity}/{unit}"
+    return _("%(count)d in %(seconds)g s") % {"count": rate.capacity, "seconds": rate.per / 1_000}
+
+
+def _written(value: datetime) -> str:
+    # Django's output formats leave out seconds; its first input format has them.
+    written = get_format("DATETIME_INPUT_FORMATS")[0]
+    return value.strftime(written if "%S" in written else "%Y-%m-%d %H:%M:%S")
 
 
 def _characters(value: Any) -> Iterator[str]:
@@ -264,3 +423,21 @@ def _brackets(value: Any) -> tuple[str, str]:
     if isinstance(value, dict):
         return "{", "}"
     return ("[", "]") if isinstance(value, list) else ("(", ")")
+
+
+def _in_unit(milliseconds: float, unit: int) -> str:
+    value = milliseconds / unit
+    places = 1 if abs(value) < 10 and unit > 1 and value != int(value) else 0
+    return number_format(round(value, places), decimal_pos=places)
+
+
+def _bar(share: float, text: str) -> ProgressValue:
+    return ProgressValue(text, f"{share:.4f}", int(share * 100))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
+
+
+def _number(value: float) -> str:
+    return str(number_format(value, force_grouping=True))

@@ -1,12 +1,15 @@
-"""The dashboard of one admin site: its URLs, access checks and rendering."""
+"""The dashboard of one admin site: its pages, access checks and rendering."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from django.contrib import admin, messages
 from django.contrib.admin import AdminSite
+from django.contrib.admin import utils as admin_utils
 from django.core.exceptions import PermissionDenied
 from django.core.handlers.asgi import ASGIRequest
 from django.http import (
@@ -19,7 +22,7 @@ from django.http import (
 )
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
-from django.urls import reverse
+from django.urls import register_converter, reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 
@@ -29,17 +32,18 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import within
 from djqueue.core.errors import DjqueueError, OptionError, StorageError
 from djqueue.core.units import to_datetime
-
-from . import audit, freshness, inputs, rendering, rights
-from .pages import DashboardPage
-from .snapshot import CachedRead, snapshots
-from .watchdog import watchdog
+from djqueue.dashboard import audit, forms, reading, rendering, rights
+from djqueue.dashboard.outages import NOTICE, UNAVAILABLE, is_partial, watchdog
+from djqueue.dashboard.reading import CachedRead, Parts, snapshots
+from djqueue.dashboard.tables import KeysetPage
 
 if TYPE_CHECKING:
     ModelAdmin = admin.ModelAdmin[Any]
 else:
     ModelAdmin = admin.ModelAdmin
 
+DOTS = re.compile(r"\A\.+\Z")
+View = Callable[..., HttpResponseBase]
 DEADLINE = 1.5
 """Seconds that all reads of a page may take together. Data not read by then is shown from the cache."""
 PAGE_TAG = "HX-PTag"
@@ -50,10 +54,75 @@ INTERVALS = (2, 5, 15, 60)
 """Refresh intervals that users can choose, in seconds."""
 FOLLOWED = frozenset({"changelist", "queues", "jobs"})
 """Pages that show only what `streams` watches."""
-UNAVAILABLE = "Djq-Unavailable"
-"""Header: the storage could not be read, and the part shows the last data."""
-NOTICE = "Djq-Notice"
-"""Header: the banner of an open page, percent-encoded: which data is stale, why, and since when."""
+
+
+class QuotedConverter:
+    """A text quoted like in the admin's URLs: `/` is `_2F`."""
+
+    regex = "[^/]+"
+
+    def to_python(self, value: str) -> str:
+        """Return the text of a path segment."""
+        found: str = admin_utils.unquote(value)
+        return found
+
+    def to_url(self, value: str) -> str:
+        """Return the path segment of a text. Dots are quoted if the text has nothing else."""
+        text: str = admin_utils.quote(str(value))
+        return text.replace(".", "_2E") if DOTS.match(text) else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DashboardPage:
+    """A URL of the dashboard.
+
+    Attributes:
+        name: Name of the URL, without the prefix `djqueue_dashboard_`.
+        route: Route below the dashboard's URL.
+        view: Called with the request, the dashboard site and the captured values.
+        right: Required permission. Without it the page responds with status 403 and is not linked.
+        method: GET for pages that only show data; POST for actions, which redirect to a page.
+        label: Label of the page's tab, if it has one.
+        parts: What the live part shows beyond what `Reads.change_version` covers. None if unknown: the part
+        is then always rendered and compared.
+    """
+
+    name: str
+    route: str
+    view: View
+    right: str
+    method: str = "GET"
+    label: Any = ""
+    parts: Parts | None = None
+
+
+class Pages:
+    """The pages of one module of views, in the order of their definition."""
+
+    def __init__(self) -> None:
+        self.all: list[DashboardPage] = []
+
+    def show(
+        self, name: str, route: str, right: str, label: Any = "", parts: Parts | None = None
+    ) -> Callable[[View], View]:
+        """Register a view that shows data."""
+        return self._listed(name, route, right, "GET", label, parts)
+
+    def act(self, name: str, route: str, right: str) -> Callable[[View], View]:
+        """Register a view that performs an action."""
+        return self._listed(name, route, right, "POST", "", None)
+
+    def _listed(
+        self, name: str, route: str, right: str, method: str, label: Any, parts: Parts | None
+    ) -> Callable[[View], View]:
+        def listed(view: View) -> View:
+            page = DashboardPage(
+                name=name, route=route, view=view, right=right, method=method, label=label, parts=parts
+            )
+            self.all.append(page)
+            return view
+
+        return listed
 
 
 class Crumb(NamedTuple):
@@ -81,6 +150,18 @@ class DashboardSite:
         """Return the breadcrumb of a page that has a label."""
         return Crumb(str(self.pages[page].label), self.url(page))
 
+    def queue_crumbs(self, queue: str) -> list[Crumb]:
+        """Return the breadcrumbs above the page of a queue's job."""
+        return [self.crumb("queues"), Crumb(queue, self.url("queue", queue))]
+
+    def page_links(self, page: str, rows: KeysetPage, **query: Any) -> dict[str, str]:
+        """Return the URLs of the newest and the adjacent pages of a list."""
+        return {
+            "newest": self.url(page, **query) if rows.newer else "",
+            "newer": rows.newer and self.url(page, **query, at=rows.newer),
+            "older": rows.older and self.url(page, **query, at=rows.older),
+        }
+
     def may_open(self, request: HttpRequest, page: str) -> bool:
         """Return whether the user has the permission that a page requires."""
         return rights.may(request, self.pages[page].right)
@@ -102,11 +183,11 @@ class DashboardSite:
         request.current_app = self.site.name
         try:
             with nullcontext() if changes else within(DEADLINE):
-                inputs.check(request, captured)
+                forms.check_request(request, captured)
                 if page.parts is not None and (same := self._unchanged(request, page.parts)) is not None:
                     return same
                 return page.view(request, self, **captured)
-        except inputs.BadInputError as error:
+        except forms.BadInputError as error:
             return HttpResponseBadRequest(str(error), content_type="text/plain; charset=utf-8")
         except DjqueueError as error:
             if watchdog.has_cut:
@@ -155,10 +236,10 @@ class DashboardSite:
         notice = _notice(error, as_of)
         whole = {**context, "dashboard": self, "may": rights.Rights(request), "as_of": shown}
         html = render_to_string(part, whole, request)
-        tag = freshness.tag_of(request, html)
+        tag = reading.tag_of(request, html)
         response: HttpResponse
         if is_partial(request):
-            same = freshness.read(request.headers.get(PAGE_TAG, "")).html == tag.html
+            same = reading.parse_tag(request.headers.get(PAGE_TAG, "")).html == tag.html
             response = HttpResponse(status=304) if same else HttpResponse(html, status=status)
             response[PAGE_TAG] = str(tag)
         else:
@@ -206,11 +287,22 @@ class DashboardSite:
         context = {"text": text, "link_label": label, "link_url": url}
         return self.render(request, "not_found.html", title, context, tab=tab, crumbs=crumbs, status=404)
 
-    def _unchanged(self, request: HttpRequest, parts: freshness.Parts) -> HttpResponse | None:
+    def job_not_found(
+        self, request: HttpRequest, queue: str, job_id: str, tab: str, crumbs: Sequence[Crumb]
+    ) -> HttpResponse:
+        """Respond for a job that does not exist, with a link to its queue."""
+        text = _(
+            "Job %(job_id)s was not found in queue %(queue)s. "
+            "Finished jobs are removed when their retention ends."
+        ) % {"job_id": job_id, "queue": queue}
+        link = _("View queue %(queue)s") % {"queue": queue}, self.url("queue", queue)
+        return self.not_found(request, _("Job not found"), text, tab=tab, crumbs=crumbs, link=link)
+
+    def _unchanged(self, request: HttpRequest, parts: reading.Parts) -> HttpResponse | None:
         """Return the response to an open page that is still current; None if it must be rendered."""
-        fresh = freshness.begin(request, parts)
+        fresh = reading.watch_page(request, parts)
         shown = request.headers.get(PAGE_TAG, "")
-        if fresh is None or not is_partial(request) or not freshness.is_same(fresh, shown):
+        if fresh is None or not is_partial(request) or not reading.is_current(fresh, shown):
             return None
         response = HttpResponse(status=304)
         response[PAGE_TAG] = shown
@@ -221,9 +313,9 @@ class DashboardSite:
 
     def back(self, request: HttpRequest, page: str, *args: Any, **query: Any) -> HttpResponse:
         """Redirect after an action to the page named in the form, otherwise to the given page."""
-        chosen = request.POST.get("djq_back", "")
-        if chosen.startswith(self.url("changelist")) and url_has_allowed_host_and_scheme(chosen, None):
-            return HttpResponseRedirect(chosen)
+        target = request.POST.get("djq_back", "")
+        if target.startswith(self.url("changelist")) and url_has_allowed_host_and_scheme(target, None):
+            return HttpResponseRedirect(target)
         return HttpResponseRedirect(self.url(page, *args, **query))
 
     def _unavailable(self, request: HttpRequest, page: DashboardPage, error: StorageError) -> HttpResponse:
@@ -251,6 +343,10 @@ class DashboardSite:
         return [(page.name, page.label, self.url(page.name)) for page in shown]
 
 
+CONVERTER = QuotedConverter()
+register_converter(QuotedConverter, "djq")
+
+
 def _notice(error: str, as_of: int | None) -> str:
     """Return the text of a page's banner; empty if all data is current."""
     if error and as_of is not None:
@@ -269,8 +365,3 @@ def _notice(error: str, as_of: int | None) -> str:
         "time": rendering.local(to_datetime(outage.since)),
         "reason": outage.reason.rstrip("."),
     }
-
-
-def is_partial(request: HttpRequest) -> bool:
-    """Return whether an open page requests its live part."""
-    return request.headers.get("HX-Request") == "true"

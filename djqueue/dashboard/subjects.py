@@ -11,8 +11,7 @@ from django.urls import reverse
 from djqueue.client import get_storage
 from djqueue.core.options import check_text, parts_of
 from djqueue.core.pages import JobSummaryPage
-
-from . import rights
+from djqueue.dashboard import rights
 
 
 class Subject(NamedTuple):
@@ -45,8 +44,8 @@ def shown(request: HttpRequest, site: AdminSite, subject: str) -> Subject:
     model_admin = None if parts is None else _admin_of(site, *parts[:2])
     if parts is None or model_admin is None or not model_admin.has_view_or_change_permission(request):
         return Subject(subject, None)
-    there = model_admin.get_object(request, parts[2])
-    if there is None or not model_admin.has_view_or_change_permission(request, there):
+    subject_object = model_admin.get_object(request, parts[2])
+    if subject_object is None or not model_admin.has_view_or_change_permission(request, subject_object):
         return Subject(subject, None)
     opts = model_admin.opts
     name = f"{site.name}:{opts.app_label}_{opts.model_name}_change"

@@ -1,59 +1,44 @@
 """All pages of the dashboard, in the order of their tabs."""
 
-from djqueue.storage import sparktables
-
-from . import converters  # noqa: F401 - registers the converter of the routes
-from .pages import DashboardPage
-from .views import (
+from djqueue.dashboard.site import DashboardPage
+from djqueue.dashboard.views import (
     activity,
-    bulkjobs,
     bulkwrites,
-    cron,
     deadletters,
-    edit,
+    editing,
     enqueue,
     flows,
-    groups,
     job,
     jobs,
     metrics,
     operations,
     overview,
-    queue,
     queues,
+    scheduleform,
     schedules,
     storage,
-    stream,
-    timing,
+    streams,
     workers,
 )
+from djqueue.storage import sparktables
 
 MODULES = (
     overview,
     queues,
-    queue,
-    groups,
     jobs,
-    bulkjobs,
     job,
-    edit,
-    timing,
+    editing,
     deadletters,
     schedules,
-    cron,
+    scheduleform,
     flows,
     workers,
     operations,
-    bulkwrites,
+    *((bulkwrites,) if sparktables.are_installed() else ()),
     metrics,
     storage,
     activity,
     enqueue,
-    stream,
+    streams,
 )
-PAGES: tuple[DashboardPage, ...] = tuple(
-    page
-    for module in MODULES
-    if module is not bulkwrites or sparktables.are_installed()
-    for page in module.pages.all
-)
+PAGES: tuple[DashboardPage, ...] = tuple(page for module in MODULES for page in module.pages.all)

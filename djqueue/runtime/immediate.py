@@ -44,7 +44,7 @@ from djqueue.core.job import (
     Swept,
 )
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
-from djqueue.core.policies import LimiterPolicy, QueuePolicy
+from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
 from djqueue.storage.base import EventHandler, P, Storage, T, Unsubscribe
 from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.memory import MemoryStorage

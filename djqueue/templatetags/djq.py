@@ -14,19 +14,26 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
-from djqueue.core.job import AttemptRecord, JobFailure, JobRecord
+from djqueue.core.job import AttemptRecord, JobRecord
 from djqueue.core.metrics import BOUNDS, Bucket, Histogram
 from djqueue.core.policies import Rate
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
-from djqueue.dashboard import arguments as job_arguments
-from djqueue.dashboard import deletions, drawing, limits, rendering, spans, tracebacks
-from djqueue.dashboard.annotations import ChartAnnotation
-from djqueue.dashboard.converters import QuotedConverter
-from djqueue.dashboard.deletions import Deletion, UndoButton
+from djqueue.dashboard import actions, charts, redaction, rendering
+from djqueue.dashboard.actions import Deletion
+from djqueue.dashboard.charts import ChartAnnotation
+from djqueue.dashboard.site import CONVERTER
 from djqueue.models import JobState
 
 register = template.Library()
+register.simple_tag(charts.sparkline, name="sparkline")
+register.simple_tag(charts.bars, name="bars")
+register.filter("arguments", redaction.payload_line)
+register.filter("criterion", rendering.criterion)
+register.filter("reason", rendering.reason)
+register.filter("of_the_app", rendering.app_frames)
+register.simple_tag(actions.undo_button, name="undo_button")
+register.filter("error_line", rendering.failure_line)
 
 
 @register.simple_tag(takes_context=True)
@@ -124,7 +131,7 @@ def day_of(at: int) -> str:
 @register.filter
 def span(milliseconds: float | None) -> str:
     """Format a duration."""
-    return rendering.NOTHING if milliseconds is None else spans.shown(milliseconds)
+    return rendering.NOTHING if milliseconds is None else rendering.duration(milliseconds)
 
 
 @register.filter
@@ -165,19 +172,7 @@ def anchor(text: str) -> str:
 @register.filter
 def rate(value: Rate | None) -> str:
     """Format a rate limit."""
-    return limits.written(value) or rendering.NOTHING
-
-
-@register.simple_tag
-def sparkline(values: Sequence[float], label: str) -> SafeString:
-    """Draw a small line chart, oldest value first."""
-    return drawing.sparkline(values, label)
-
-
-@register.simple_tag
-def bars(kinds: Sequence[tuple[str, float]], label: str) -> SafeString:
-    """Draw a small bar chart of outcomes, oldest first."""
-    return drawing.bars(kinds, label)
+    return rendering.rate_text(value) or rendering.NOTHING
 
 
 @register.simple_tag
@@ -224,21 +219,9 @@ def percentiles(bucket: Bucket) -> list[tuple[float | None, str]]:
 
 
 @register.filter
-def error_line(error: JobFailure) -> str:
-    """Format an error as one line."""
-    return f"{error.type.rpartition('.')[2]}: {rendering.first_line(error.message)}"
-
-
-@register.filter
-def arguments(record: JobRecord) -> str:
-    """Format a job's redacted arguments on one line."""
-    return job_arguments.one_line(record)
-
-
-@register.filter
 def quoted(text: str) -> str:
     """Return a name quoted as a path segment."""
-    return QuotedConverter().to_url(text)
+    return CONVERTER.to_url(text)
 
 
 @register.filter
@@ -252,18 +235,6 @@ def breakable(dotted: str) -> SafeString:
 def last_part(dotted: str) -> str:
     """Return the last part of a dotted name."""
     return dotted.rpartition(".")[2]
-
-
-@register.filter
-def criterion(word: str) -> str:
-    """Return the label of a filter of dead letters."""
-    return rendering.criterion(word)
-
-
-@register.filter
-def reason(word: str) -> str:
-    """Return the label of a dead letter's reason."""
-    return rendering.reason(word)
 
 
 @register.filter
@@ -296,25 +267,13 @@ def percentile(times: Histogram, part: int) -> float | None:
     return times.percentile(part / 100)
 
 
-@register.filter
-def of_the_app(text: str) -> str | None:
-    """Return a traceback without the frames of libraries; None if there are none to leave out."""
-    return tracebacks.of_the_app(text)
-
-
-@register.simple_tag
-def undo_button(message: Any) -> UndoButton | None:
-    """Return the undo button of a message."""
-    return deletions.undo_button(message)
-
-
 @register.simple_tag(takes_context=True)
 def pending_job_deletion(context: Context, queue: str, job_id: str) -> Deletion | None:
     """Return the pending deletion of a job."""
-    return deletions.pending_deletions(context["request"]).job(queue, job_id)
+    return actions.pending_deletions(context["request"]).job(queue, job_id)
 
 
 @register.simple_tag(takes_context=True)
 def pending_queue_deletions(context: Context, name: str) -> list[Deletion]:
     """Return the pending deletions that cover a queue."""
-    return deletions.pending_deletions(context["request"]).queue(name)
+    return actions.pending_deletions(context["request"]).queue(name)

@@ -9,7 +9,7 @@ from django.urls import reverse
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard.reading import snapshots
 from tests.admin.factories import logged_in, make_superuser, make_user
 from tests.statements import recorded
 

@@ -11,8 +11,8 @@ from django.http import HttpResponse
 from django.test import Client
 
 from djqueue.dashboard import rights
-from djqueue.dashboard.pages import DashboardPage
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.site import DashboardPage
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import AuditEvent, Job
 from tests.admin import ungated_urls

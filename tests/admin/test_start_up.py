@@ -28,7 +28,7 @@ LATER = {
     "djqueue.core.engine",
     "djqueue.dashboard.outages",
     "djqueue.dashboard.site",
-    "djqueue.dashboard.snapshot",
+    "djqueue.dashboard.reading",
     "djqueue.dashboard.urls",
     "djqueue.dashboard.views",
     "djqueue.operations",

@@ -14,8 +14,8 @@ from django.db import connection
 from django.test import Client
 from django.urls import URLPattern, reverse
 
-from djqueue.dashboard.pages import DashboardPage
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.site import DashboardPage
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import (
     Annotation,

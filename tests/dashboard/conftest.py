@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from djqueue.client.storages import close_storage
-from djqueue.dashboard import outages, payloadscan, site
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard import jobsearch, outages, site
+from djqueue.dashboard.reading import snapshots
 from tests.support import PATIENCE
 
 
@@ -25,7 +25,7 @@ def _long_page_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let pages take as long as tests may, because a page that a busy machine stops would show an outage."""
     monkeypatch.setattr(site, "DEADLINE", PATIENCE)
     monkeypatch.setattr(outages, "LIMIT", PATIENCE)
-    monkeypatch.setattr(payloadscan, "MILLISECONDS", PATIENCE * 1_000)
+    monkeypatch.setattr(jobsearch, "SCAN_MILLISECONDS", PATIENCE * 1_000)
 
 
 @pytest.fixture

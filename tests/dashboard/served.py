@@ -19,7 +19,7 @@ from django.core.asgi import get_asgi_application  # noqa: E402
 from django.http import JsonResponse  # noqa: E402
 from django.urls import path  # noqa: E402
 
-from djqueue.dashboard import streams  # noqa: E402
+from djqueue.dashboard.views import streams  # noqa: E402
 from tests import urls  # noqa: E402
 
 streams.LIMIT = int(os.environ["DJQUEUE_TEST_STREAMS"])

@@ -11,8 +11,8 @@ from django.db import OperationalError, connection, connections, transaction
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.units import to_datetime
-from djqueue.dashboard import payloadscan
-from djqueue.dashboard.argumentfilter import Argument
+from djqueue.dashboard import jobsearch
+from djqueue.dashboard.jobsearch import ArgumentFilter
 from djqueue.models import Job, SchedulerLease
 from tests.admin.factories import make_job
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
@@ -56,7 +56,7 @@ def shape(response: Any) -> tuple[Any, ...]:
 
 
 def test_search_does_not_reveal_whether_hidden_value_matches(client: Any) -> None:
-    make_jobs(payloadscan.PART_ROWS + 20, password="hunter2", order=7)
+    make_jobs(jobsearch.PART_ROWS + 20, password="hunter2", order=7)
 
     right, wrong = search(client, "password:hunter2"), search(client, "password:nothunter")
 
@@ -76,13 +76,13 @@ def test_search_decodes_every_payload_whether_or_not_it_matches(
 ) -> None:
     make_jobs(30, password="hunter2")
     opened: list[int] = []
-    is_in = Argument.is_in
+    is_in = ArgumentFilter.is_in
 
-    def counting(self: Argument, record: Any) -> bool:
+    def counting(self: ArgumentFilter, record: Any) -> bool:
         opened[-1] += 1
         return is_in(self, record)
 
-    monkeypatch.setattr(Argument, "is_in", counting)
+    monkeypatch.setattr(ArgumentFilter, "is_in", counting)
     for text in ("password:hunter2", "password:nothing", "order:7"):
         opened.append(0)
         search(client, text)
@@ -114,7 +114,7 @@ def test_full_last_page_has_no_link_to_older_jobs(client: Any) -> None:
 def test_search_stops_at_its_byte_budget_and_continues_from_there(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(payloadscan, "BYTES", 1_000)
+    monkeypatch.setattr(jobsearch, "SCAN_BYTES", 1_000)
     [last] = make_jobs(1, order=7)
     make_jobs(8, text="x" * 400)
 
@@ -128,8 +128,8 @@ def test_search_stops_at_its_byte_budget_and_continues_from_there(
 
 
 def test_search_stops_when_its_time_budget_is_used(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payloadscan, "MILLISECONDS", 0)
-    monkeypatch.setattr(payloadscan, "PART_ROWS", 2)
+    monkeypatch.setattr(jobsearch, "SCAN_MILLISECONDS", 0)
+    monkeypatch.setattr(jobsearch, "PART_ROWS", 2)
     ids = make_jobs(5, order=7)
 
     response = search(client, "order:7")
@@ -142,7 +142,7 @@ def test_search_stops_when_its_time_budget_is_used(client: Any, monkeypatch: pyt
 def test_payload_larger_than_byte_budget_is_still_searched(
     client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(payloadscan, "BYTES", 10)
+    monkeypatch.setattr(jobsearch, "SCAN_BYTES", 10)
     [one] = make_jobs(1, order=7, text="x" * 400)
     assert listed(search(client, "order:7")) == [one]
 
@@ -161,7 +161,7 @@ class Held:
     """A search of a user that another process makes."""
 
     def __init__(self, user: Any) -> None:
-        self._turn = payloadscan.UserScans().take(SimpleNamespace(user=user))  # type: ignore[arg-type]
+        self._turn = jobsearch.UserScans().take(SimpleNamespace(user=user))  # type: ignore[arg-type]
 
     def __enter__(self) -> bool:
         return self._turn.__enter__()
@@ -203,7 +203,7 @@ def test_search_is_limited_per_process_if_its_row_cannot_be_written(
         raise OperationalError("database is locked")
 
     [job] = make_jobs(1, order=7)
-    monkeypatch.setattr(payloadscan, "_claim", locked)
+    monkeypatch.setattr(jobsearch, "_claim", locked)
     assert listed(search(client, "order:7")) == [job]
     assert "to this process only" in caplog.text
 
@@ -266,7 +266,7 @@ def test_user_runs_one_search_at_a_time_and_other_users_are_not_blocked(
     users = [one_with(*ALL_RIGHTS) for _ in range(2)]
     first, again, other = logged_in(users[0]), logged_in(users[0]), logged_in(users[1])
     entered, leave = Barrier(2, timeout=PATIENCE), Barrier(2, timeout=PATIENCE)
-    scan, held = payloadscan.scan, [True]
+    scan, held = jobsearch.scan, [True]
 
     def slow(*args: Any) -> Any:
         if held.pop() if held else False:
@@ -274,7 +274,7 @@ def test_user_runs_one_search_at_a_time_and_other_users_are_not_blocked(
             leave.wait()
         return scan(*args)
 
-    monkeypatch.setattr(payloadscan, "scan", slow)
+    monkeypatch.setattr(jobsearch, "scan", slow)
     answers: list[Any] = []
 
     def run() -> None:

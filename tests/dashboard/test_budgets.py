@@ -8,8 +8,8 @@ from django.db import connection
 
 from djqueue import Queue
 from djqueue.client import get_storage
-from djqueue.dashboard import queries
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard import boards
+from djqueue.dashboard.reading import snapshots
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import BulkKind, BulkOperation, CronJob
 from djqueue.operations import bulk
@@ -102,7 +102,7 @@ def test_shared_reads_run_as_many_statements_for_any_number_of_queues(many, back
     for number in range(many):
         Queue(f"queue-{number:02}").enqueue(1)
     snapshots.clear()
-    found = statements(lambda: snapshots.read("board", queries._board))
+    found = statements(lambda: snapshots.read("board", boards.read_board))
     check(found)
     assert len(found) <= READ, found
 

@@ -8,7 +8,8 @@ from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.client.storages import close_storage
 from djqueue.core.states import State
-from djqueue.dashboard import bulkwrites, jobsearch, rights
+from djqueue.dashboard import jobsearch, rights
+from djqueue.dashboard.views import bulkwrites
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, SILENCE, UNFINISHED, QueueShare, tag_of
@@ -115,7 +116,7 @@ def test_bulk_operations_link_to_bulk_writes(client, kept):
 
 
 def test_list_pages_from_newer_to_older_bulk_writes(client, kept, monkeypatch):
-    monkeypatch.setattr(bulkwrites, "LENGTH", 2)
+    monkeypatch.setattr(bulkwrites, "REPORTS_LISTED", 2)
     for number in range(3):
         kept.keep(report(f"w{number}", app=f"app-{number}", shares={"q": QueueShare()}))
     first = client.get(address(BY_NAME["bulk_writes"]))
@@ -127,7 +128,7 @@ def test_list_pages_from_newer_to_older_bulk_writes(client, kept, monkeypatch):
 
 def test_bulk_write_of_dead_publisher_is_unfinished(client, kept, monkeypatch):
     noted = kept.keep(report(WRITE, app="nightly", shares={"emails": QueueShare(2, 1)}))
-    monkeypatch.setattr("djqueue.dashboard.bulkwrites.SYSTEM_CLOCK", At(noted.updated_at + SILENCE + 1))
+    monkeypatch.setattr("djqueue.dashboard.views.bulkwrites.SYSTEM_CLOCK", At(noted.updated_at + SILENCE + 1))
 
     shown = text(client.get(address(BY_NAME["bulk_write"])))
 
@@ -322,7 +323,7 @@ def test_bulk_writes_to_hidden_queues_are_hidden(client, kept, settings):
 
 
 def test_pages_of_the_list_are_full_of_visible_bulk_writes(client, kept, settings, monkeypatch):
-    monkeypatch.setattr(bulkwrites, "LENGTH", 2)
+    monkeypatch.setattr(bulkwrites, "REPORTS_LISTED", 2)
     for number in range(7):
         kept.keep(report(f"w{number}", shares={"images" if number % 2 == 0 else "emails": QueueShare()}))
     hiding(settings)

@@ -9,7 +9,7 @@ from djqueue.client import get_storage
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
-from djqueue.dashboard import schedules
+from djqueue.dashboard.views import schedules
 from djqueue.models import AuditEvent, CronJob, ScheduleSource
 from djqueue.operations.cron import job_id
 from djqueue.schedules import Schedule
@@ -86,7 +86,7 @@ def test_late_schedule_is_marked_unless_within_its_jitter(client, memory):
     schedule(pk=2, name="patient", jitter=timedelta(minutes=50))
     CronJob.objects.update(next_run_at=to_datetime(SYSTEM_CLOCK.now() - 100_000))
     html = page(client)
-    patient = schedules.one(client.get(address(BY_NAME["cron"])).wsgi_request, 2)
+    patient = schedules.find(client.get(address(BY_NAME["cron"])).wsgi_request, 2)
     is_late = (
         patient.timing().fires_at(to_milliseconds(patient.next_run_at), "patient")
         < SYSTEM_CLOCK.now() - 90_000
@@ -151,7 +151,7 @@ def test_states_of_runs_take_one_read_per_queue(client, memory, monkeypatch):
     )
     page(client)
     page(client)
-    assert asked == [5 * schedules.LAST]
+    assert asked == [5 * schedules.PAST_RUNS]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from djqueue.core.errors import OptionError
-from djqueue.dashboard.crondescription import describe
+from djqueue.dashboard.views.schedules import describe_cron
 from djqueue.schedules.lines import fields_of, read_line
 
 
@@ -39,7 +39,7 @@ from djqueue.schedules.lines import fields_of, read_line
     ],
 )
 def test_cron_line_is_described_in_words(line, said):
-    assert describe(line) == said
+    assert describe_cron(line) == said
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_cron_line_is_described_in_words(line, said):
 def test_invalid_cron_line_is_rejected_quickly(line):
     began = time.thread_time()
     with pytest.raises(OptionError, match="schedule"):
-        describe(line)
+        describe_cron(line)
     assert time.thread_time() - began < 1  # seconds of this thread, however busy the machine is
 
 
@@ -60,9 +60,9 @@ def test_any_text_is_described_or_rejected(text):
         read_line(text)
     except OptionError:
         with pytest.raises(OptionError):
-            describe(text)
+            describe_cron(text)
     else:
-        said = describe(text)
+        said = describe_cron(text)
         assert said == said.strip()
         assert 0 < len(said) < 2_000
 
@@ -99,7 +99,7 @@ def meaning(line):
 @example("0 * * * *", "0 0-23 * * *")
 def test_cron_lines_with_equal_descriptions_run_at_the_same_times(line, other):
     try:
-        same = describe(line) == describe(other)
+        same = describe_cron(line) == describe_cron(other)
     except OptionError:
         return
     if same:

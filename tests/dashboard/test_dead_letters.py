@@ -8,7 +8,8 @@ from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.client.deadletters import fingerprint
 from djqueue.core.states import State
-from djqueue.dashboard import deadletters, rights
+from djqueue.dashboard import rights
+from djqueue.dashboard.views import deadletters
 from djqueue.models import AuditEvent, BulkOperation
 from djqueue.operations.bulk import Bulk
 from tests.admin.factories import make_job
@@ -76,7 +77,7 @@ def test_dead_letters_of_the_database_are_shown(client, settings):
 
 
 def test_page_links_to_older_dead_letters(client, memory, monkeypatch):
-    monkeypatch.setattr(deadletters, "LENGTH", 2)
+    monkeypatch.setattr(deadletters, "DEAD_LETTERS_LISTED", 2)
     for number in range(5):
         Queue("emails").enqueue(1, id=f"job-{number}")
         fail(f"job-{number}")

@@ -11,7 +11,7 @@ import pytest
 
 from djqueue import Queue
 from djqueue.client.storages import close_storage
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard.reading import snapshots
 from tests import servers
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, logged_in, one_with, visit
 from tests.proxies import SlowProxy

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djqueue.core.states import State
-from djqueue.dashboard import diagram
+from djqueue.dashboard import charts
 
 T = 1_780_000_000_000
 
@@ -17,7 +17,7 @@ def kinds(found):
 
 
 def test_waiting_and_running_times_of_all_attempts_are_added():
-    found = diagram.life(
+    found = charts.life(
         State.COMPLETED,
         [
             ("enqueued", T),
@@ -48,15 +48,15 @@ def test_waiting_and_running_times_of_all_attempts_are_added():
     ],
 )
 def test_current_and_past_states_are_drawn_differently(state, events, shown):
-    found = diagram.life(state, [(word, T + 5 * index) for index, word in enumerate(events)], T + 100)
+    found = charts.life(state, [(word, T + 5 * index) for index, word in enumerate(events)], T + 100)
     assert kinds(found) == shown
     assert state.value in [stage.label for stage in found.stages]
 
 
 def test_job_that_waits_again_has_one_line_back():
     events = [("enqueued", T), ("started", T + 1), ("stalled", T + 2)]
-    assert diagram.life(State.WAITING, events).returns == 1
-    assert diagram.life(State.WAITING, events[:1]).returns == 0
+    assert charts.life(State.WAITING, events).returns == 1
+    assert charts.life(State.WAITING, events[:1]).returns == 0
 
 
 @given(
@@ -65,9 +65,9 @@ def test_job_that_waits_again_has_one_line_back():
 )
 def test_diagram_stays_in_its_frame_and_uses_no_inline_styles(state, words):
     events = [("enqueued", T), *((word, T + 1_000 * index) for index, word in enumerate(words, 1))]
-    found = diagram.life(state, events, T)
-    root = ElementTree.fromstring(str(diagram.draw(found)))
-    assert root.attrib["aria-label"] == diagram.describe(found)
+    found = charts.life(state, events, T)
+    root = ElementTree.fromstring(str(charts.life_svg(found)))
+    assert root.attrib["aria-label"] == charts.describe_life(found)
     _, _, width, height = map(float, root.attrib["viewBox"].split())
     for box in root.iter("rect"):
         assert 0 <= float(box.attrib["x"]) <= width - float(box.attrib["width"])

@@ -12,7 +12,8 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Batch, ClaimRequest, JobFailure, Outcome
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
-from djqueue.dashboard import editing, rights
+from djqueue.dashboard import rights
+from djqueue.dashboard.views import editing
 from djqueue.models import AuditEvent, PayloadVersion, Revision
 from tests.dashboard.visiting import PAGES, address, logged_in, one_with
 

@@ -7,8 +7,9 @@ import pytest
 from djqueue import Queue, chain, chord
 from djqueue.client import get_storage
 from djqueue.core.states import State
-from djqueue.dashboard import flowcharts, flows, graphs, rights
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard import flowcharts, rights
+from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.views import flows
 from djqueue.models import AuditEvent
 from djqueue.testing.factories import claim, completing, failing, finish
 from tests.dashboard.visiting import PAGES, address, logged_in, one_with, visit
@@ -218,7 +219,7 @@ def test_finished_job_names_jobs_before_and_after_it(storage, viewer):
 
 
 def test_failed_jobs_of_large_workflow_are_named(storage, monkeypatch, viewer):
-    monkeypatch.setattr(graphs.draw, "__defaults__", (10,))
+    monkeypatch.setattr(flowcharts.draw, "__defaults__", (10,))
     emails = Queue("emails")
     parts = [emails.node(number, name="fetch", id=f"job-{number}") for number in range(12)]
     chord(parts, then=emails.node(0, name="merge")).enqueue()
@@ -235,7 +236,7 @@ def test_failed_jobs_of_large_workflow_are_named(storage, monkeypatch, viewer):
 def test_names_are_escaped():
     node = flows.FlowNode("q", "1", "<b>&\"'" + "x" * 30, State.FAILED)
     graph = flows.FlowGraph(0, [node], [])
-    drawn = flowcharts.svg(graph, graphs.draw(graph), lambda _: '/"><script>')
+    drawn = flowcharts.svg(graph, flowcharts.draw(graph), lambda _: '/"><script>')
     [link] = ElementTree.fromstring(str(drawn)).iter("a")
     assert link.attrib["href"] == '/"><script>'
     texts = [text.text for text in link.iter("text")]
@@ -254,7 +255,7 @@ def test_names_are_escaped():
 )
 def test_long_name_is_shortened_to_its_last_part(name, said):
     graph = flows.FlowGraph(0, [flows.FlowNode("q", "1", name, State.WAITING)], [])
-    drawn = flowcharts.svg(graph, graphs.draw(graph), lambda _: "/")
+    drawn = flowcharts.svg(graph, flowcharts.draw(graph), lambda _: "/")
     [link] = ElementTree.fromstring(str(drawn)).iter("a")
     assert link.find("text").text == said
     assert link.find("title").text == f"{name}, waiting, q 1"

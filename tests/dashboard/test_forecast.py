@@ -3,9 +3,9 @@
 import pytest
 
 from djqueue import Queue
-from djqueue.dashboard import forecast, queries
-from djqueue.dashboard.forecast import DRAINING, EMPTY, ESTIMATING, NEVER, STEADY, Sample
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard import boards
+from djqueue.dashboard.boards import DRAINING, EMPTY, ESTIMATING, NEVER, STEADY, Sample
+from djqueue.dashboard.reading import snapshots
 from djqueue.testing.clock import FakeClock
 from tests.dashboard.acting import complete
 
@@ -17,46 +17,46 @@ def every(seconds, *sizes):
 
 
 def test_estimate_requires_two_samples():
-    assert forecast.forecast(every(1, 150)).kind == ESTIMATING
-    assert forecast.forecast(every(1, 150, 146)).kind == ESTIMATING
+    assert boards.forecast(every(1, 150)).kind == ESTIMATING
+    assert boards.forecast(every(1, 150, 146)).kind == ESTIMATING
 
 
 def test_backlog_of_150_that_shrinks_by_four_per_second_drains_in_35_seconds():
-    found = forecast.forecast(every(1, 150, 146, 142))
+    found = boards.forecast(every(1, 150, 146, 142))
     assert found.kind == DRAINING
     assert found.left == pytest.approx(35_500)
-    assert forecast.forecast(every(1, *range(150, 90, -4))).left == pytest.approx(23_500)
+    assert boards.forecast(every(1, *range(150, 90, -4))).left == pytest.approx(23_500)
 
 
 def test_burst_of_arrivals_is_not_reported_as_never_draining():
     sizes = [0, 150, *range(146, 100, -4)]
-    kinds = {forecast.forecast(every(1, *sizes[:many])).kind for many in range(2, len(sizes) + 1)}
+    kinds = {boards.forecast(every(1, *sizes[:many])).kind for many in range(2, len(sizes) + 1)}
     assert NEVER not in kinds
-    assert forecast.forecast(every(1, *sizes)).kind == DRAINING
+    assert boards.forecast(every(1, *sizes)).kind == DRAINING
 
 
 def test_backlog_that_grows_over_several_windows_never_drains():
     growing = every(5, *range(10, 100, 10))
-    assert forecast.forecast(growing).kind == NEVER
-    assert forecast.forecast(growing[:5]).kind == STEADY
+    assert boards.forecast(growing).kind == NEVER
+    assert boards.forecast(growing[:5]).kind == STEADY
     pausing = every(5, 10, 20, 30, 40, 40, 40, 40, 40, 50)
-    assert forecast.forecast(pausing).kind == STEADY
+    assert boards.forecast(pausing).kind == STEADY
 
 
 def test_page_refreshed_every_minute_has_an_estimate_at_its_second_read():
-    assert forecast.forecast(every(60, 600, 540)) == (DRAINING, 540_000)
-    assert forecast.forecast(every(60, 10, 20, 30, 40)).kind == NEVER
-    assert forecast.forecast(every(600, 600, 540)).kind == ESTIMATING
+    assert boards.forecast(every(60, 600, 540)) == (DRAINING, 540_000)
+    assert boards.forecast(every(60, 10, 20, 30, 40)).kind == NEVER
+    assert boards.forecast(every(600, 600, 540)).kind == ESTIMATING
 
 
 def test_empty_queue_has_no_estimate():
-    assert forecast.forecast(every(1, 5, 0)).kind == EMPTY
+    assert boards.forecast(every(1, 5, 0)).kind == EMPTY
 
 
 @pytest.fixture
 def clock(memory, monkeypatch):
     clock = FakeClock()
-    monkeypatch.setattr(queries, "SYSTEM_CLOCK", clock)
+    monkeypatch.setattr(boards, "SYSTEM_CLOCK", clock)
     return clock
 
 
@@ -65,7 +65,7 @@ def test_board_estimates_from_earlier_reads(clock):
 
     def look():
         snapshots.forget()
-        return snapshots.read("board", queries._board).value.line("emails").forecast
+        return snapshots.read("board", boards.read_board).value.line("emails").forecast
 
     assert look().kind == ESTIMATING
     for number in range(2):

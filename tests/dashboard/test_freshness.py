@@ -17,8 +17,9 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.job import ProgressReport
 from djqueue.core.policies import Rate
 from djqueue.core.workers import WorkerInfo
-from djqueue.dashboard import freshness, queries, rights, schedules
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard import boards, reading, rights
+from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.views import schedules
 from djqueue.models import Annotation, BulkKind, CronJob
 from djqueue.operations import bulk
 from djqueue.storage.memory import MemoryStorage
@@ -58,7 +59,7 @@ def minute() -> int:
 @pytest.fixture
 def _steady(monkeypatch):
     """Keep versions valid beyond the minute, so that only the changes of a test end them."""
-    monkeypatch.setattr(freshness, "MINUTE", 10**12)
+    monkeypatch.setattr(reading, "MINUTE", 10**12)
 
 
 @pytest.fixture
@@ -199,7 +200,7 @@ def version(viewer: Viewer) -> str:
     """The version in the tag that a page gets when it is rendered."""
     viewer.tag = ""
     assert viewer.look().status_code == 200
-    found = freshness.read(viewer.tag).version
+    found = reading.parse_tag(viewer.tag).version
     assert found
     return found
 
@@ -227,21 +228,21 @@ def test_tag_does_not_depend_on_schedules_of_hidden_queues(queue, settings):
     for pk, name, where in ((2, "shown", "emails"), (3, "hidden", "zz")):
         CronJob.objects.create(pk=pk, name=name, job_name="send", queue=where, schedule="@yearly")
     request = RequestFactory().get("/")
-    known = schedules.parts(request)
+    known = schedules.schedule_parts(request)
     CronJob.objects.filter(name="hidden").update(timezone="Europe/Berlin")
-    assert schedules.parts(request) == known
+    assert schedules.schedule_parts(request) == known
     CronJob.objects.filter(name="shown").update(timezone="Europe/Berlin")
-    assert schedules.parts(request) != known
+    assert schedules.schedule_parts(request) != known
 
 
 @pytest.mark.usefixtures("_steady")
 def test_version_in_tag_depends_on_secret_key(queue):
     request = RequestFactory().get("/")
     request.user = make_superuser()
-    known = freshness._digest(request, "1", ())
-    assert freshness._digest(request, "1", ()) == known
+    known = reading._digest(request, "1", ())
+    assert reading._digest(request, "1", ()) == known
     with override_settings(SECRET_KEY="another"):
-        assert freshness._digest(request, "1", ()) != known
+        assert reading._digest(request, "1", ()) != known
 
 
 @pytest.mark.usefixtures("_steady")
@@ -305,11 +306,11 @@ def test_tag_is_valid_for_one_user_and_one_url(queue):
 def test_tag_expires_with_the_minute_and_content_is_compared_instead(queue, monkeypatch):
     viewer = Viewer("queues")
     viewer.look()
-    tag = freshness.read(viewer.tag)
+    tag = reading.parse_tag(viewer.tag)
     assert tag.version
     looks = []
-    real = queries._board
-    monkeypatch.setattr(queries, "_board", lambda: looks.append(1) or real())
+    real = boards.read_board
+    monkeypatch.setattr(boards, "read_board", lambda: looks.append(1) or real())
     viewer.tag = str(tag._replace(until=0))
     assert viewer.look().status_code in (200, 304)
     assert looks
@@ -320,16 +321,16 @@ def test_version_of_page_with_estimate_expires_soon(queue):
     queue.resume()
     viewer = Viewer("queues")
     viewer.look()
-    board = queries._board()
-    assert freshness.read(viewer.tag).until <= board.at + 1_000
+    board = boards.read_board()
+    assert reading.parse_tag(viewer.tag).until <= board.at + 1_000
 
 
 @pytest.mark.usefixtures("_steady")
 def test_read_older_than_the_version_gets_no_version(queue):
     viewer = Viewer("queues")
-    snapshots.read("board", queries._board, versioned=True)
+    snapshots.read("board", boards.read_board, versioned=True)
     response = viewer.client.get(viewer.url, headers={"HX-Request": "true"})
-    tag = freshness.read(response.headers["HX-PTag"])
+    tag = reading.parse_tag(response.headers["HX-PTag"])
     # The board may be older than the version: what it lacks would be hidden.
     assert not tag.version or tag.until <= MemoryStorage().engine.clock.now() + 1_000
 
@@ -348,4 +349,4 @@ def test_storage_without_change_version_is_compared_by_content(queue, monkeypatc
     assert viewer.look().status_code == 200
     assert "." not in viewer.tag
     assert viewer.look().status_code == 304 or minute() != began
-    assert len(ALL_RIGHTS) == len(freshness.ALL_RIGHTS)
+    assert len(ALL_RIGHTS) == len(reading.ALL_RIGHTS)

@@ -8,7 +8,7 @@ from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
 from djqueue import Queue
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard.reading import snapshots
 from djqueue.models import BulkOperation, CronJob, Job
 from tests.admin.factories import make_job
 from tests.dashboard.schedules import GOOD

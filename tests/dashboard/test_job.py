@@ -6,7 +6,7 @@ from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.core.job import ClaimRequest, JobFailure, Outcome
 from djqueue.core.states import State
-from djqueue.dashboard import rendering, rights, tracebacks
+from djqueue.dashboard import rendering, rights
 from djqueue.models import AuditEvent
 from djqueue.testing.factories import worker
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with, visit
@@ -147,17 +147,17 @@ def test_traceback_is_shown_in_full_and_without_library_frames():
         "shop.NoAddressError: no address\n"
         "  on two lines"
     )
-    found = tracebacks.of_the_app(text)
+    found = rendering.app_frames(text)
     assert found is not None
     assert "site-packages" not in found
     assert "frozen" not in found
     assert found.startswith("Traceback (most recent call last):\n  …\n")
     assert '"/srv/shop/mail.py", line 7, in send\n    raise NoAddressError(\n    ^^^^^^\n  …\n' in found
     assert found.endswith("shop.NoAddressError: no address\n  on two lines")
-    assert tracebacks.of_the_app(found) is None, "there is nothing to leave out"
-    assert tracebacks.of_the_app("whatever") is None
+    assert rendering.app_frames(found) is None, "there is nothing to leave out"
+    assert rendering.app_frames("whatever") is None
     only_others = text.replace("/srv/shop/mail.py", "/usr/lib/python3.11/json/decoder.py")
-    assert tracebacks.of_the_app(only_others) is None, "nothing would be left"
+    assert rendering.app_frames(only_others) is None, "nothing would be left"
 
 
 def test_actions_not_allowed_in_the_state_are_disabled(queue):

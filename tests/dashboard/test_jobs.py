@@ -12,7 +12,7 @@ from djqueue.codecs import MSGPACK, encode
 from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
-from djqueue.dashboard import auditlog, jobsearch, queries, rights
+from djqueue.dashboard import audit, boards, jobsearch, rights
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, Job
 from djqueue.operations.bulk import Bulk
 from tests.admin.factories import make_job
@@ -173,7 +173,7 @@ def test_selected_jobs_are_cancelled_or_run_now(client, memory):
         ("selected_cancel", "emails", 1, {"jobs": [["emails", "a"]]}),
         ("selected_promote", "emails", 1, {"jobs": [["emails", "later"]]}),
     ]
-    assert "Cancelled by" in auditlog.last_action("emails", "a")
+    assert "Cancelled by" in audit.last_action("emails", "a")
 
 
 def test_selected_jobs_are_deleted_after_the_undo_period(client, memory):
@@ -395,8 +395,8 @@ def test_jobs_before_a_time_are_found_despite_many_newer_ones(client, database, 
 def test_queries_use_no_count_distinct_or_offset(client, database, query, monkeypatch):
     for number in range(60):
         make_job(job_id=f"job-{number}", queue=f"queue-{number % 7}")
-    seen = queries._board()  # which has tests of its own
-    monkeypatch.setattr(queries, "_board", lambda: seen)
+    seen = boards.read_board()  # which has tests of its own
+    monkeypatch.setattr(boards, "read_board", lambda: seen)
     with recorded() as captured:
         page(client, **query)
     asked = [sql.upper() for sql in captured if "djqueue_job" in sql]

@@ -12,8 +12,9 @@ from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.core.job import ClaimRequest, JobFailure, Outcome
 from djqueue.core.overview import DiagnosticLine
-from djqueue.dashboard import crondescription, diagnostics, rendering, spans
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard import diagnostics, rendering
+from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.views import schedules
 from djqueue.models import CronJob
 from tests.admin.factories import make_superuser
 from tests.dashboard.visiting import PAGES, address, logged_in
@@ -130,7 +131,7 @@ def test_times_and_durations_are_localized():
         ("zh-hans", "2026-03-04 05:06:07", "1.5 s"),
     ):
         with translation.override(language):
-            assert (rendering.local(when), spans.shown(1_500)) == (time, length)
+            assert (rendering.local(when), rendering.duration(1_500)) == (time, length)
 
 
 def test_days_and_hours_are_localized():
@@ -150,7 +151,7 @@ def test_states_are_not_translated_by_messages_of_django(german, busy):
 def test_cron_line_is_described_in_german():
     with translation.override("de"):
         assert [
-            crondescription.describe(line)
+            schedules.describe_cron(line)
             for line in ("*/10 8-17 * * mon,wed", "30 2 * * *", "0 0 1 1 *", "0 0 * * 1#2", "5 * * * *")
         ] == [
             "Alle 10 Minuten, in den Stunden 8 bis 17, Montag und Mittwoch",

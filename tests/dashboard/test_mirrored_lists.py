@@ -6,8 +6,8 @@ import pytest
 
 from djqueue import Queue
 from djqueue.client import get_storage
-from djqueue.dashboard import freshness
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard import reading
+from djqueue.dashboard.reading import snapshots
 from djqueue.operations.mirroring import mirror_of
 from tests import servers
 from tests.dashboard.visiting import PAGES, address, logged_in, make_superuser
@@ -19,7 +19,7 @@ BY_NAME = {page.name: page for page in PAGES}
 
 @pytest.fixture(autouse=True)
 def _redis(settings: Any, monkeypatch: pytest.MonkeyPatch, redis_server: servers.RedisServer) -> None:
-    monkeypatch.setattr(freshness, "MINUTE", 10**12)
+    monkeypatch.setattr(reading, "MINUTE", 10**12)
     redis_server.clean()
     options = {"URL": redis_server.url}
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}}
@@ -42,7 +42,7 @@ def test_list_of_mirrored_jobs_changes_when_mirror_catches_up() -> None:
         return response
 
     assert b"first" in look().content
-    assert freshness.read(tag).version
+    assert reading.parse_tag(tag).version
     assert look().status_code == 304
 
     queue.enqueue(2, id="second")

@@ -10,9 +10,9 @@ from djqueue.core import workers
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.units import to_datetime
-from djqueue.core.workers import WorkerInfo
-from djqueue.dashboard import queries, rights
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.core.workers import SILENT, WorkerInfo
+from djqueue.dashboard import boards, rights
+from djqueue.dashboard.reading import snapshots
 from djqueue.models import CronJob
 from tests.dashboard.acting import fail
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
@@ -81,16 +81,16 @@ def test_overview_counts_and_lists_queues_without_workers(client, anywhere):
 def test_longest_queues_are_in_a_chart_and_a_table(client, memory, monkeypatch):
     for name in ("a", "b", "c", "d", "e", "f"):
         Queue(name).enqueue(1)
-    board = queries._board()
+    board = boards.read_board()
     old = [
         line._replace(row=line.row._replace(oldest_at=board.at - 60_000 * number))
         for number, line in enumerate(board.lines, 1)
     ]
-    monkeypatch.setattr(queries, "_board", lambda: board._replace(lines=tuple(old)))
+    monkeypatch.setattr(boards, "read_board", lambda: board._replace(lines=tuple(old)))
     response = shown(client)
     assert [line.name for line in response.context["worst"]] == ["f", "e", "d", "c", "b"]
     minutes = response.context["minutes"]
-    assert len(minutes) == queries.SHOWN
+    assert len(minutes) == boards.MINUTES
     assert minutes[-1].waits == [
         (360_000.0, "360.000"),
         (300_000.0, "300.000"),
@@ -122,10 +122,10 @@ def test_late_schedules_are_listed(client, memory):
 
 
 def test_silent_workers_are_listed(client, memory, monkeypatch):
-    board = queries._board()
+    board = boards.read_board()
     heard = WorkerInfo("w1", "host", 7, None, ("emails",), 4, board.at, board.at, 2)
-    quiet = heard._replace(id="w2", seen_at=board.at - workers.SILENT - 1, pid=8)
-    monkeypatch.setattr(queries, "_board", lambda: board._replace(workers=(heard, quiet)))
+    quiet = heard._replace(id="w2", seen_at=board.at - SILENT - 1, pid=8)
+    monkeypatch.setattr(boards, "read_board", lambda: board._replace(workers=(heard, quiet)))
     response = shown(client)
     assert [one.pid for one in response.context["silent"]] == [8]
     assert "host:8" in response.content.decode()
@@ -135,11 +135,11 @@ def test_silent_workers_are_listed(client, memory, monkeypatch):
 def test_silent_workers_of_hidden_queues_are_neither_listed_nor_counted(
     client, memory, monkeypatch, settings
 ):
-    board = queries._board()
+    board = boards.read_board()
     silent = WorkerInfo(
         "w1", "host", 7, ("secret",), ("emails",), 4, board.at, board.at - workers.SILENT - 1, 2
     )
-    monkeypatch.setattr(queries, "_board", lambda: board._replace(workers=(silent,)))
+    monkeypatch.setattr(boards, "read_board", lambda: board._replace(workers=(silent,)))
     assert health(client)["Silent workers"] == ("1", "bad")
     seen = {"QUEUE_FILTER": lambda _request, name: name != "secret"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}

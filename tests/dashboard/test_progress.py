@@ -7,7 +7,7 @@ import pytest
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.core.job import ProgressReport
-from djqueue.dashboard import progress, rights
+from djqueue.dashboard import rendering, rights
 from tests.dashboard.acting import claim
 from tests.dashboard.visiting import PAGES, address, logged_in, one_with
 
@@ -26,7 +26,7 @@ BY_NAME = {page.name: page for page in PAGES}
     ],
 )
 def test_fraction_is_shown_as_a_bar(value, share, text, percent):
-    assert progress.shown(value) == (text, share, percent)
+    assert rendering.progress(value) == (text, share, percent)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_fraction_is_shown_as_a_bar(value, share, text, percent):
     ],
 )
 def test_other_progress_is_shown_as_text(value):
-    found = progress.shown(value)
+    found = rendering.progress(value)
     assert found is not None
     assert found.share == ""
     assert found.text == str(value) or repr(value) == found.text
 
 
 def test_no_progress_shows_nothing():
-    assert progress.shown(None) is None
+    assert rendering.progress(None) is None
 
 
 @pytest.mark.django_db

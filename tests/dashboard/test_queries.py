@@ -5,11 +5,11 @@ from itertools import pairwise
 import pytest
 
 from djqueue import Queue
-from djqueue.core.metrics import NO_TIMES, PARTS, Histogram, RunStats
+from djqueue.core.metrics import HOUR, MINUTE, NO_TIMES, PARTS, Histogram, RunStats
 from djqueue.core.options import DAY
-from djqueue.dashboard import queries
-from djqueue.dashboard.queries import HOUR, MINUTE, RECENT, SHOWN
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard import boards
+from djqueue.dashboard.boards import MINUTES, RECENT
+from djqueue.dashboard.reading import snapshots
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 
@@ -39,11 +39,11 @@ class Viewer:
     def pass_minutes(self, many: int = 1) -> None:
         self.clock.advance(many * MINUTE)
 
-    def look(self) -> queries.Board:
+    def look(self) -> boards.Board:
         """A new read, which has to be what the storage says of the whole hour."""
         self.minutes.clear()
         snapshots.forget()
-        board = snapshots.read("board", queries._board).value
+        board = snapshots.read("board", boards.read_board).value
         end = board.at // MINUTE * MINUTE + MINUTE
         for line in board.lines:
             assert list(line.buckets) == self._series([line.name], end - HOUR, end, MINUTE)
@@ -58,7 +58,7 @@ class Viewer:
 @pytest.fixture
 def viewer(monkeypatch):
     viewer = Viewer()
-    monkeypatch.setattr(queries, "get_storage", lambda: viewer.storage)
+    monkeypatch.setattr(boards, "get_storage", lambda: viewer.storage)
     for name in ("a", "b"):
         Queue(name, storage=viewer.storage).enqueue(1)
         viewer.run(name)
@@ -67,7 +67,7 @@ def viewer(monkeypatch):
 
 def test_completed_minutes_are_read_once(viewer):
     viewer.look()
-    assert sum(viewer.minutes) == 2 * SHOWN
+    assert sum(viewer.minutes) == 2 * MINUTES
     viewer.run("a")
     viewer.look()
     assert sum(viewer.minutes) == 2 * RECENT
@@ -75,7 +75,7 @@ def test_completed_minutes_are_read_once(viewer):
 
 def test_read_after_a_minute_adds_only_the_new_minute(viewer):
     viewer.look()
-    for _ in range(SHOWN + 2):
+    for _ in range(MINUTES + 2):
         viewer.run("b")
         viewer.pass_minutes()
         viewer.look()
@@ -86,7 +86,7 @@ def test_whole_hour_is_read_after_minutes_without_a_read(viewer):
     viewer.look()
     viewer.pass_minutes(2)
     viewer.look()
-    assert sum(viewer.minutes) == 2 * SHOWN
+    assert sum(viewer.minutes) == 2 * MINUTES
 
 
 def test_new_and_deleted_queues_are_seen_at_once(viewer):
@@ -107,5 +107,5 @@ def test_current_rates_and_times_cover_the_minutes_shown(viewer):
     line = viewer.look().line("a")
     assert line is not None
     assert sum(bucket.wait.total for bucket in line.buckets) == 5 * PARTS
-    assert line.wait_p95 == queries.merged(line.buckets).wait.percentile(0.95)
+    assert line.wait_p95 == boards.sum_of(line.buckets).wait.percentile(0.95)
     assert all(later.start - earlier.start == MINUTE for earlier, later in pairwise(line.buckets))

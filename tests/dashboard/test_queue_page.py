@@ -7,9 +7,9 @@ from djqueue import Limiter, Queue
 from djqueue.client import get_storage
 from djqueue.core.job import ClaimRequest
 from djqueue.core.policies import GroupLimit, Rate
-from djqueue.dashboard import queries, rights
-from djqueue.dashboard.forecast import Forecast
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard import boards, rights
+from djqueue.dashboard.boards import Forecast
+from djqueue.dashboard.reading import snapshots
 from djqueue.models import AuditEvent
 from djqueue.operations.annotations import annotate
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
@@ -307,9 +307,9 @@ def test_page_estimates_when_queue_drains(queue, viewer):
 )
 def test_forecast_of_backlog_is_shown(queue, viewer, monkeypatch, found, said, listed):
     queue.enqueue_many([1, 2, 3])
-    monkeypatch.setattr(queries, "forecast", lambda samples: found)
-    monkeypatch.setattr(queries.QueueRow, "leaving", 2.0)
-    monkeypatch.setattr(queries.QueueRow, "arriving", 0.5)
+    monkeypatch.setattr(boards, "forecast", lambda samples: found)
+    monkeypatch.setattr(boards.QueueRow, "leaving", 2.0)
+    monkeypatch.setattr(boards.QueueRow, "arriving", 0.5)
     assert said in shown(viewer)
     assert "(0 in, 2 out per minute)" in " ".join(shown(viewer).split())
     assert listed in shown(viewer, "queues")

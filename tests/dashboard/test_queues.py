@@ -6,8 +6,8 @@ import pytest
 
 from djqueue import Queue
 from djqueue.client import get_storage
-from djqueue.dashboard import queries
-from djqueue.dashboard.forecast import DRAINING, EMPTY, NEVER, Forecast
+from djqueue.dashboard import boards
+from djqueue.dashboard.boards import DRAINING, EMPTY, NEVER, Forecast
 from djqueue.dashboard.views.queues import ORDERS
 from djqueue.models import AuditEvent
 from tests.dashboard.acting import claim, fail
@@ -81,14 +81,14 @@ def test_queues_are_sorted_by_the_server(client, memory):
 def test_queues_that_never_drain_come_first(client, memory, monkeypatch):
     for name in ("empty", "never", "soon"):
         Queue(name).enqueue(1)
-    board = queries._board()
+    board = boards.read_board()
     empty, never, soon = board.lines
     lines = (
         empty._replace(row=empty.row._replace(counts={}), forecast=Forecast(EMPTY)),
         never._replace(forecast=Forecast(NEVER)),
         soon._replace(forecast=Forecast(DRAINING, 12_000)),
     )
-    monkeypatch.setattr(queries, "_board", lambda: board._replace(lines=lines))
+    monkeypatch.setattr(boards, "read_board", lambda: board._replace(lines=lines))
     assert names(client, sort="drain") == ["never", "soon", "empty"]
     html = shown(client).content.decode()
     assert "never: the backlog is growing" in html
@@ -108,11 +108,11 @@ def test_limits_are_shown_as_gauges(client, memory):
 
 def test_sparkline_data_is_also_in_a_table(client, memory, monkeypatch):
     Queue("emails").enqueue(1)
-    board = queries._board()
+    board = boards.read_board()
     [line] = board.lines
     minutes = [bucket._replace(completed=1) for bucket in line.buckets]
     monkeypatch.setattr(
-        queries, "_board", lambda: board._replace(lines=(line._replace(buckets=tuple(minutes)),))
+        boards, "read_board", lambda: board._replace(lines=(line._replace(buckets=tuple(minutes)),))
     )
     twin = shown(client).context["twin"]
     assert twin.rows == [("emails", [5] * 12)]

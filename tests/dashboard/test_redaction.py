@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from djqueue import OptionError, job
 from djqueue.codecs import MSGPACK, encode
 from djqueue.core.options import JobOptions
-from djqueue.dashboard import editing, redaction
+from djqueue.dashboard import redaction
+from djqueue.dashboard.views import editing
 from tests.core.making import make_job
 
 pytestmark = pytest.mark.django_db

@@ -6,7 +6,7 @@ from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.contrib.spark.models import Rollup
 from djqueue.core.units import to_datetime
-from djqueue.dashboard.rollups import HOUR, within
+from djqueue.dashboard.views.metrics import HOUR, rollups_within
 from tests.dashboard.visiting import PAGES, address, logged_in, make_superuser
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory"), pytest.mark.dialect]
@@ -33,14 +33,14 @@ def test_steps_add_up_counts_and_keep_the_longest_time():
     roll(2 * HOUR, "images", enqueued=5)
     roll(3 * HOUR, "secrets", enqueued=9)
 
-    found = within(0, 4 * HOUR, 2 * HOUR, ["emails", "images"])
+    found = rollups_within(0, 4 * HOUR, 2 * HOUR, ["emails", "images"])
 
     assert found is not None
     first, second = found.steps
     assert (first.counts, second.counts) == ((0, 7, 4, 0), (5, 0, 0, 0))
     assert first.times == (None, 30, None, None, None, 7_000)
     assert found.reasons == [("stalled", 2), ("timeout", 2)]
-    assert within(0, 4 * HOUR, HOUR, ["others"]) is None
+    assert rollups_within(0, 4 * HOUR, HOUR, ["others"]) is None
 
 
 def test_window_of_hours_shows_charts_of_rollups_with_tables():

@@ -6,7 +6,7 @@ import pytest
 
 from djqueue.core.deadlines import remaining, within
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.dashboard.snapshot import FRESH, MAX_ENTRIES, SLOW, ReadCache
+from djqueue.dashboard.reading import FRESH, MAX_ENTRIES, SLOW, ReadCache
 from djqueue.testing.clock import FakeClock
 from tests.support import PATIENCE, eventually
 

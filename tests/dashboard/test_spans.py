@@ -4,7 +4,7 @@ import pytest
 from django.utils import translation
 
 from djqueue.core.metrics import BOUNDS
-from djqueue.dashboard.spans import shown
+from djqueue.dashboard.rendering import duration
 from djqueue.templatetags.djq import percentile_span
 
 
@@ -24,7 +24,7 @@ from djqueue.templatetags.djq import percentile_span
 )
 def test_each_duration_has_its_unit(milliseconds, words):
     with translation.override("en"):
-        assert shown(milliseconds) == words
+        assert duration(milliseconds) == words
 
 
 def test_percentile_beyond_the_bounds_of_histograms_is_a_lower_limit():

@@ -22,7 +22,8 @@ from django.urls import reverse
 from djqueue import Queue
 from djqueue.conf import DashboardSettings, get_settings
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
-from djqueue.dashboard import queries, rights, streams
+from djqueue.dashboard import boards, rights
+from djqueue.dashboard.views import streams
 from tests.admin.factories import logged_in, make_superuser
 from tests.dashboard.visiting import PAGES, address, one_with, one_without
 from tests.servers import free_port
@@ -134,13 +135,13 @@ async def test_stream_sends_change_events_without_data(root, enabled):
 
 @pytest.mark.django_db(transaction=True)
 async def test_stream_of_queue_reports_changes_of_that_queue_only(enabled, monkeypatch):
-    once = streams.read_board
+    once = streams.queue_states
 
     def look():
         # Without the charts, which a minute that begins moves.
         return {name: (said[0], *said[2:]) if name else said for name, said in once().items()}
 
-    monkeypatch.setattr(streams, "read_board", look)
+    monkeypatch.setattr(streams, "queue_states", look)
     Queue("emails").enqueue(1)
     async with (
         aclosing(aiter(streams.EventStream("emails"))) as of_emails,
@@ -165,7 +166,7 @@ async def test_stream_reports_outage_and_recovery_of_storage(enabled, monkeypatc
         def away():
             raise StorageUnavailableError("no server")
 
-        monkeypatch.setattr(queries, "_board", away)
+        monkeypatch.setattr(boards, "read_board", away)
         assert await following(lines) == CHANGED
         monkeypatch.undo()
         assert await following(lines) == CHANGED
@@ -212,13 +213,13 @@ async def test_stream_requires_view_permission_also_on_read_only_dashboard(setti
 @pytest.mark.django_db(transaction=True)
 async def test_one_read_per_second_feeds_all_streams(enabled, monkeypatch):
     looks = []
-    once = streams.read_board
+    once = streams.queue_states
 
     def look():
         looks.append(1)
         return once()
 
-    monkeypatch.setattr(streams, "read_board", look)
+    monkeypatch.setattr(streams, "queue_states", look)
     opened = [aiter(streams.EventStream()) for _ in range(50)]
     await asyncio.gather(*map(begun, opened))
     before, began = len(looks), time.monotonic()

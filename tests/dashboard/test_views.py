@@ -12,8 +12,9 @@ from djqueue.client import get_storage, job, registry
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.units import to_datetime
-from djqueue.dashboard import auditlog, keyset, rights
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard import rights, tables
+from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.views import activity
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState, OutboxJob
 from djqueue.operations import bulk
 from djqueue.storage.capabilities import Capabilities
@@ -240,7 +241,7 @@ def told(response):
 
 
 def test_every_action_has_a_label_in_list_and_filter(client, memory):
-    assert set(auditlog.NAMES) == {page.name for page in PAGES if page.method == "POST"}
+    assert set(activity.ACTION_LABELS) == {page.name for page in PAGES if page.method == "POST"}
     AuditEvent.objects.create(at=to_datetime(1), user="ann", action="dead_letters_begin")
     AuditEvent.objects.create(at=to_datetime(2), user="ann", action="of_a_version_to_come")
     html = shown(client, "activity", action="of_a_version_to_come").content.decode()
@@ -288,7 +289,7 @@ def test_activity_of_hidden_queue_is_hidden(client, memory, settings):
 
 
 def test_pages_of_activity_are_full_of_visible_entries(client, memory, settings, monkeypatch):
-    monkeypatch.setattr(keyset, "PART", 7)
+    monkeypatch.setattr(tables, "VISIBLE_PART", 7)
     seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     AuditEvent.objects.bulk_create(

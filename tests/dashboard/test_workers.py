@@ -7,7 +7,7 @@ import pytest
 from djqueue.client import get_storage
 from djqueue.core.workers import DUMP_TTL, ProcessInfo, RunningJob
 from djqueue.dashboard import rights
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard.reading import snapshots
 from djqueue.models import AuditEvent
 from djqueue.testing.factories import enqueue, worker
 from tests.dashboard.visiting import PAGES, address, logged_in, one_with, visit

@@ -8,7 +8,7 @@ from django.test import Client
 from django.urls import reverse
 
 from djqueue.dashboard import rights
-from djqueue.dashboard.pages import DashboardPage
+from djqueue.dashboard.site import DashboardPage
 from djqueue.dashboard.urls import PAGES
 from tests.admin.factories import logged_in, make_superuser, make_user
 

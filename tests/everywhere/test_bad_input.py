@@ -17,7 +17,7 @@ from djqueue import Queue, chain, flow, job
 from djqueue.client.declarations import declared
 from djqueue.core.errors import DjqueueError
 from djqueue.core.policies import QueuePolicy
-from djqueue.dashboard.views.schedules import ScheduleForm
+from djqueue.dashboard.views.scheduleform import ScheduleForm
 from djqueue.models import CronJob
 from djqueue.schedules.lines import next_run
 from djqueue.schedules.schedule import Schedule

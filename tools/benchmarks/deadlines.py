@@ -65,7 +65,7 @@ def storage_calls(storage: Any, client: Any, job_id: str = "") -> dict[str, Call
     from django.urls import reverse
 
     from djqueue import Queue
-    from djqueue.dashboard.snapshot import snapshots
+    from djqueue.dashboard.reading import snapshots
 
     queue = Queue(QUEUE, storage=storage)
 

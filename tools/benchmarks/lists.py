@@ -18,7 +18,7 @@ def measure(rows: list[int], samples: int) -> None:
     """Seed, measure, seed more, measure again."""
     from django.db import connection
 
-    from djqueue.dashboard.snapshot import snapshots
+    from djqueue.dashboard.reading import snapshots
 
     client = visitor()
     found: dict[str, list[float]] = {}

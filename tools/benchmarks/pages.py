@@ -160,8 +160,8 @@ STORAGES = {"memory": memory, "redis": redis, "cluster": cluster, "database": da
 
 def overview(name: str, given: Any, samples: int) -> None:
     """Milliseconds of the pages and of the reads behind them, and what 200 queues cost against 20."""
-    from djqueue.dashboard import queries
-    from djqueue.dashboard.snapshot import snapshots
+    from djqueue.dashboard import boards
+    from djqueue.dashboard.reading import snapshots
 
     storage, record = given
     client = visitor()
@@ -176,7 +176,7 @@ def overview(name: str, given: Any, samples: int) -> None:
             "storage.series, 60 min": lambda names=names, end=end: storage.reads.series(
                 names, end - 60 * MINUTE, end, MINUTE
             ),
-            "what is read each second": queries._board,
+            "what is read each second": boards.read_board,
             "page Overview": lambda: page(client, "changelist"),
             "page Queues": lambda: page(client, "queues"),
         }
@@ -197,7 +197,7 @@ def unchanged(name: str, given: Any, samples: int) -> None:
     from django.urls import reverse
 
     from djqueue import Queue
-    from djqueue.dashboard.snapshot import snapshots
+    from djqueue.dashboard.reading import snapshots
     from djqueue.operations.mirroring import is_mirrored, mirror_of
 
     storage, record = given

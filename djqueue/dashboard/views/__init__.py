@@ -1,1 +1,1 @@
-"""Views of the dashboard, one subject per module."""
+"""The pages of the dashboard: each module has a page, or a few, with the data that only they read."""

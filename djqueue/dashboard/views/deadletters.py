@@ -1,7 +1,10 @@
 """Dead letters: grouped by error, listed, retried, deleted and exported."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from django import forms
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
@@ -9,25 +12,64 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from djqueue.client import get_storage
-from djqueue.client.deadletters import fingerprint, read_filter
+from djqueue.client.deadletters import DeadLetterFilter, fingerprint, letters, read_filter
 from djqueue.core.errors import OptionError
-from djqueue.core.job import DEAD_LETTER_REASONS
+from djqueue.core.job import DEAD_LETTER_REASONS, DeadLetterRecord
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime
-from djqueue.dashboard import deadletters, deletions, jobactions, queries, rendering, rights, selection
-from djqueue.dashboard.inputs import check_hidden
-from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.site import DashboardSite
+from djqueue.dashboard import actions, boards, rendering, rights
+from djqueue.dashboard.actions import RateForm, act_on_selection, delete_selection
+from djqueue.dashboard.forms import check_hidden
+from djqueue.dashboard.reading import CachedRead, snapshots
+from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
 
-from . import bulkconfirm
-from .bulkconfirm import RateForm
-
 pages = Pages()
-
-GROUPS = 50
+MAX_EXAMINED = 10_000
+"""Maximum dead letters examined: the default limit of one queue."""
+DEAD_LETTERS_FRESH = 5_000
+"""Milliseconds before dead letters are read again."""
+DEAD_LETTERS_LISTED = 50
+"""Dead letters per page."""
+FILTERS = ("reason", "name", "error_type", "fingerprint")
+"""Filters in query strings, named like the arguments of `Queue.retry_dead`."""
+DAYS = 14
+"""Days in the chart of a group."""
+DAY = 86_400_000
+GROUPS_LISTED = 50
 """Maximum groups listed, the largest."""
+
+
+class FailureGroup(NamedTuple):
+    """Dead letters with the same error, regardless of numbers in the message."""
+
+    fingerprint: str
+    error_type: str
+    error_message: str
+    """Message of the newest dead letter."""
+    size: int
+    first: int
+    """Time of the oldest dead letter, in UTC milliseconds."""
+    last: int
+    queues: list[str]
+    names: list[str]
+    days: list[int]
+    """Dead letters per day, oldest day first."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterSample:
+    """Dead letters, newest first."""
+
+    dead_letters: tuple[DeadLetterRecord, ...]
+    at: int
+    capped: bool
+    """Whether there are more than were examined."""
+
+    def matching(self, wanted: DeadLetterFilter) -> Iterator[DeadLetterRecord]:
+        """Yield the dead letters that match a filter."""
+        return (dead_letter for dead_letter in self.dead_letters if wanted.matches(dead_letter, self.at))
 
 
 class BeginForm(RateForm):
@@ -37,48 +79,95 @@ class BeginForm(RateForm):
     queue = forms.CharField(required=False, max_length=255)
 
 
-@pages.show("dead_letters", "dead-letters/", rights.VIEW, gettext_lazy("Dead letters"), deletions.parts)
-def letters(request: HttpRequest, site: DashboardSite) -> HttpResponse:
+@pages.show(
+    "dead_letters", "dead-letters/", rights.VIEW, gettext_lazy("Dead letters"), actions.deletion_parts
+)
+def dead_letters(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List groups by error, and the matching dead letters."""
     queue = request.GET.get("queue", "")
     try:
-        query, problem = deadletters.read_query(request.GET), ""
+        query, problem = read_query(request.GET), ""
     except OptionError as error:
         query, problem = {}, str(error)
-    cached = deadletters.read(request, queue)
-    found = cached.value
-    matching = list(found.matching(read_filter(**query)))  # type: ignore[arg-type]
+    cached = read_dead_letters(request, queue)
+    sample = cached.value
+    matching = list(sample.matching(read_filter(**query)))  # type: ignore[arg-type]
     after = request.GET.get("after", "")
-    shown, older = deadletters.page(matching, after)
+    shown, older = page_of(matching, after)
     here = {**query, "queue": queue}
     context = {
-        "groups": deadletters.grouped(matching, found.at)[:GROUPS],
+        "groups": grouped(matching, sample.at)[:GROUPS_LISTED],
         "dead_letters": shown,
         "older": older and site.url("dead_letters", **here, after=older),
         "newest": site.url("dead_letters", **here) if after or older else "",
         "matching": len(matching),
-        "capped": found.capped,
+        "capped": sample.capped,
         "query": query,
         "queue": queue,
         "problem": problem,
         "reasons": [(word, rendering.reason(word)) for word in DEAD_LETTER_REASONS],
-        "queues": queries.board(request).value.names_with(State.FAILED),
+        "queues": boards.board(request).value.names_with(State.FAILED),
         "retry_url": site.url("dead_letters_preview", **here, kind=BulkKind.RETRY),
         "purge_url": site.url("dead_letters_preview", **here, kind=BulkKind.PURGE),
         "export_url": site.url("dead_letters_export", **here),
-        "days": [
-            found.at - (deadletters.DAYS - 1 - day) * deadletters.DAY for day in range(deadletters.DAYS)
-        ],
+        "days": [sample.at - (DAYS - 1 - day) * DAY for day in range(DAYS)],
     }
     return site.render(
         request, "dead_letters.html", _("Dead letters"), context, tab="dead_letters", read=cached
     )
 
 
+def read_dead_letters(
+    request: HttpRequest, queue: str = "", fresh: int = DEAD_LETTERS_FRESH
+) -> CachedRead[DeadLetterSample]:
+    """Return the dead letters of a queue, or of all queues that the user can see.
+
+    Args:
+        fresh: Milliseconds before they are read again.
+    """
+    board = boards.board(request).value
+    names = board.names_with(State.FAILED, queue)
+    key = ("failures", *names)
+    return snapshots.read(key, lambda: _read_all(names, board.at), fresh=fresh, versioned=True)
+
+
+def read_query(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the filters of a query string.
+
+    Raises:
+        OptionError: A filter has an unknown value.
+    """
+    query = {name: given[name] for name in FILTERS if given.get(name)}
+    read_filter(**query)  # type: ignore[arg-type]
+    return query
+
+
+def grouped(sampled: Sequence[DeadLetterRecord], at: int) -> list[FailureGroup]:
+    """Group dead letters by fingerprint, largest group first."""
+    groups: dict[str, list[DeadLetterRecord]] = {}
+    for dead_letter in sampled:
+        groups.setdefault(fingerprint(dead_letter), []).append(dead_letter)
+    return [_group(*group, at) for group in sorted(groups.items(), key=lambda group: -len(group[1]))]
+
+
+def page_of(found: Sequence[DeadLetterRecord], after: str) -> tuple[list[DeadLetterRecord], str]:
+    """Return the page after a cursor, and the cursor of the next page if there is one."""
+    start = 0
+    if after:
+        start = next((at for at, dead_letter in enumerate(found, 1) if cursor_of(dead_letter) == after), 0)
+    shown = list(found[start : start + DEAD_LETTERS_LISTED])
+    return shown, cursor_of(shown[-1]) if len(found) > start + DEAD_LETTERS_LISTED else ""
+
+
+def cursor_of(dead_letter: DeadLetterRecord) -> str:
+    """Return the cursor that identifies a dead letter in a URL."""
+    return f"{dead_letter.entered_at}:{dead_letter.queue}:{dead_letter.id}"
+
+
 @pages.show("dead_letters_preview", "dead-letters/begin/", rights.DEAD_LETTERS)
 def preview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Show how many dead letters match."""
-    return _preview(request, site, BeginForm(request.GET), request.GET)
+    return _preview_bulk(request, site, BeginForm(request.GET), request.GET)
 
 
 @pages.act("dead_letters_begin", "dead-letters/begin/now/", rights.DEAD_LETTERS)
@@ -87,16 +176,16 @@ def begin(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     form = BeginForm(request.POST)
     if not form.is_valid():
         check_hidden(form)
-        return _preview(request, site, form, request.POST)
-    selection = _selection(request, request.POST, form.cleaned_data["queue"])
+        return _preview_bulk(request, site, form, request.POST)
+    selection = _bulk_selection(request, request.POST, form.cleaned_data["queue"])
     kind = form.cleaned_data["kind"]
-    return bulkconfirm.begin(request, site, "dead_letters_begin", kind, selection, form)
+    return actions.begin_bulk(request, site, "dead_letters_begin", kind, selection, form)
 
 
 @pages.act("dead_letters_retry", "dead-letters/selected/", rights.RETRY)
 def selected(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Retry the selected dead letters."""
-    selection.act(request, "dead_letters_retry", jobactions.RETRY)
+    act_on_selection(request, "dead_letters_retry", actions.RETRY)
     return site.back(request, "dead_letters")
 
 
@@ -109,7 +198,7 @@ def delete_selected(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "count",
     )
     nothing = _("No dead letters were selected.")
-    selection.delete(request, "dead_letters_delete", message, nothing, state=str(State.FAILED))
+    delete_selection(request, "dead_letters_delete", message, nothing, state=str(State.FAILED))
     return site.back(request, "dead_letters")
 
 
@@ -117,13 +206,13 @@ def delete_selected(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 def export(request: HttpRequest, _site: DashboardSite) -> HttpResponseBase:
     """Stream the matching dead letters as NDJSON, without payloads."""
     try:
-        query = deadletters.read_query(request.GET)
+        query = read_query(request.GET)
     except OptionError as error:
         return HttpResponse(str(error), status=400, content_type="text/plain; charset=utf-8")
-    found = deadletters.read(request, request.GET.get("queue", "")).value
+    sample = read_dead_letters(request, request.GET.get("queue", "")).value
 
     def lines() -> Iterator[str]:
-        for dead_letter in found.matching(read_filter(**query)):  # type: ignore[arg-type]
+        for dead_letter in sample.matching(read_filter(**query)):  # type: ignore[arg-type]
             times = {
                 name: to_datetime(getattr(dead_letter, name)).isoformat()
                 for name in ("entered_at", "expires_at")
@@ -137,29 +226,61 @@ def export(request: HttpRequest, _site: DashboardSite) -> HttpResponseBase:
     return response
 
 
-def _preview(
+def _group(key: str, members: Sequence[DeadLetterRecord], at: int) -> FailureGroup:
+    newest, oldest = members[0], members[-1]
+    ages = Counter((at - member.entered_at) // DAY for member in members)
+    queues = Counter(member.queue for member in members)
+    names = Counter(member.name for member in members)
+    return FailureGroup(
+        key,
+        newest.error_type,
+        newest.error_message,
+        len(members),
+        oldest.entered_at,
+        newest.entered_at,
+        [name for name, _count in queues.most_common()],
+        [name for name, _count in names.most_common()],
+        [ages[day] for day in reversed(range(DAYS))],
+    )
+
+
+def _read_all(names: Sequence[str], at: int) -> DeadLetterSample:
+    collected: list[DeadLetterRecord] = []
+    capped = False
+    everything: Any = read_filter()
+    for name in names:
+        for dead_letter in letters(get_storage(), name, everything):
+            if len(collected) == MAX_EXAMINED:
+                capped = True
+                break
+            collected.append(dead_letter)
+    collected.sort(key=lambda dead_letter: (-dead_letter.entered_at, dead_letter.queue, dead_letter.id))
+    return DeadLetterSample(tuple(collected), at, capped)
+
+
+def _preview_bulk(
     request: HttpRequest, site: DashboardSite, form: BeginForm, given: Mapping[str, str]
 ) -> HttpResponse:
     form.is_valid()
     kind = form.cleaned_data.get("kind") or BulkKind.RETRY
     queue = form.cleaned_data.get("queue") or ""
-    problem, found = "", None
+    problem, counts = "", None
     try:
-        found = bulk.preview(get_storage(), kind, _selection(request, given, queue))
+        counts = bulk.preview(get_storage(), kind, _bulk_selection(request, given, queue))
     except OptionError as error:
         problem = str(error)
     is_purge = kind == BulkKind.PURGE
     title = _("Delete dead letters") if is_purge else _("Retry dead letters")
-    query = {name: given[name] for name in deadletters.FILTERS if given.get(name)}
+    query = {name: given[name] for name in FILTERS if given.get(name)}
     pairs = [(_("Queue"), queue or _("all"))]
     for name, value in query.items():
         shown = rendering.reason(value) if name == "reason" else rendering.mono(value)
         pairs.append((rendering.criterion(name), shown))
-    return bulkconfirm.confirm(
+    return actions.confirm_bulk(
         request,
         site,
         form,
-        found,
+        counts,
         title=title,
         tab="dead_letters",
         crumbs=[site.crumb("dead_letters")],
@@ -177,6 +298,6 @@ def _preview(
     )
 
 
-def _selection(request: HttpRequest, given: Mapping[str, str], queue: str) -> bulk.Selection:
-    names = queries.board(request).value.names_with(State.FAILED, queue)
-    return bulk.Selection(tuple(names), deadletters.read_query(given))
+def _bulk_selection(request: HttpRequest, given: Mapping[str, str], queue: str) -> bulk.Selection:
+    names = boards.board(request).value.names_with(State.FAILED, queue)
+    return bulk.Selection(tuple(names), read_query(given))

@@ -12,11 +12,9 @@ from django.utils.translation import gettext_lazy
 from djqueue.client import registry
 from djqueue.core.errors import DjqueueError
 from djqueue.dashboard import audit, rights
-from djqueue.dashboard.arguments import check_arguments
-from djqueue.dashboard.inputs import ArgumentsField
+from djqueue.dashboard.forms import ArgumentsField, check_arguments
 from djqueue.dashboard.jsontext import LONGEST
-from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.site import DashboardSite
+from djqueue.dashboard.site import DashboardSite, Pages
 
 pages = Pages()
 
@@ -54,10 +52,10 @@ class EnqueueForm(forms.Form):
 
     def clean(self) -> dict[str, Any]:
         """Check that the function accepts the arguments."""
-        found = self.cleaned_data
-        if {"name", "args", "kwargs"} <= found.keys():
-            check_arguments(found["name"], found["args"], found["kwargs"])
-        return found
+        cleaned = self.cleaned_data
+        if {"name", "args", "kwargs"} <= cleaned.keys():
+            check_arguments(cleaned["name"], cleaned["args"], cleaned["kwargs"])
+        return cleaned
 
     def options(self) -> dict[str, Any]:
         names = ("queue", "delay", "priority", "unique_key")
@@ -76,14 +74,16 @@ def enqueue(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     form = EnqueueForm(request.POST)
     if not form.is_valid():
         return _page(request, site, form)
-    given = form.cleaned_data
-    queue = given["queue"] or registry.get(given["name"]).options.queue or ""
+    cleaned = form.cleaned_data
+    queue = cleaned["queue"] or registry.get(cleaned["name"]).options.queue or ""
     if not rights.sees(request, queue):
         form.add_error("queue", _("The queue doesn't exist or you don't have access."))
         return _page(request, site, form)
     try:
         result = (
-            registry.get(given["name"]).using(**form.options()).enqueue(*given["args"], **given["kwargs"])
+            registry.get(cleaned["name"])
+            .using(**form.options())
+            .enqueue(*cleaned["args"], **cleaned["kwargs"])
         )
     except DjqueueError as error:
         form.add_error(None, str(error))
@@ -95,7 +95,7 @@ def enqueue(request: HttpRequest, site: DashboardSite) -> HttpResponse:
             queue=result.queue,
             job_id=result.id,
             count=1,
-            detail={"name": given["name"], "options": json.loads(json.dumps(form.options(), default=str))},
+            detail={"name": cleaned["name"], "options": json.loads(json.dumps(form.options(), default=str))},
         )
         messages.success(request, _("Enqueued as %(id)s.") % {"id": result.id})
     else:

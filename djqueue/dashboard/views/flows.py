@@ -1,5 +1,7 @@
-"""Workflows: jobs that depend on one another, and their failed jobs."""
+"""Workflows: found among the newest jobs, drawn, and retried."""
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from django.contrib import messages
@@ -9,26 +11,97 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from djqueue.client import get_storage
 from djqueue.core.flow import FlowGraph, FlowNode
-from djqueue.core.states import State
-from djqueue.dashboard import audit, flowcharts, flows, graphs, jobactions, queries, rights
-from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.site import DashboardSite
-
-from .responses import job_not_found
+from djqueue.core.job import JobRecord
+from djqueue.core.options import JobKey
+from djqueue.core.states import LIVE, TERMINAL, State
+from djqueue.dashboard import actions, audit, boards, flowcharts, rights
+from djqueue.dashboard.reading import CachedRead, snapshots
+from djqueue.dashboard.site import DashboardSite, Pages
 
 pages = Pages()
-
+MAX_LISTED = 20
+"""Maximum workflows in the list."""
+MAX_JOBS_READ = 200
+"""Maximum jobs read of each workflow, in the list and on a job's page."""
+EACH = 50
+"""Newest jobs of each queue and state that are searched for workflows."""
+QUEUES = 20
+"""Maximum queues searched: those with most such jobs."""
+WORKFLOWS_FRESH = 3_000
+"""Milliseconds before the list is read again."""
+NEAR = 50
+"""Maximum dependencies and dependents named on a job's page."""
+KINDS: dict[str, tuple[State, ...]] = {
+    "live": (State.BLOCKED, State.ACTIVE, State.WAITING, State.DELAYED),
+    "failed": (State.FAILED,),
+    "completed": (State.COMPLETED,),
+    "cancelled": (State.CANCELLED,),
+}
+"""States of jobs that are searched for workflows, by kind of list."""
 LABELS = {
     "live": gettext_lazy("In progress"),
     "failed": gettext_lazy("Failed"),
     "completed": gettext_lazy("Completed"),
     "cancelled": gettext_lazy("Cancelled"),
 }
-"""Labels of `flows.KINDS`."""
-NAMED = 5
+"""Labels of `KINDS`."""
+DEPENDENCIES_NAMED = 5
 """Maximum dependencies named in a row of the table."""
-FAILED = 50
+FAILED_LISTED = 50
 """Maximum failed jobs listed if the diagram groups jobs."""
+
+
+class Summary(NamedTuple):
+    """A workflow as a row of the list."""
+
+    graph: FlowGraph
+    last: FlowNode
+    """The first final job, which identifies the workflow."""
+    others: int
+    """The number of other final jobs."""
+
+    @property
+    def counts(self) -> list[tuple[State | None, int]]:
+        """Jobs by state; None stands for removed jobs."""
+        found = Counter(node.state for node in self.graph.nodes)
+        return [(state, found[state]) for state in (*State, None) if found[state]]
+
+    @property
+    def total(self) -> int:
+        return len(self.graph.nodes)
+
+    @property
+    def ended(self) -> int:
+        return sum(node.state is None or node.state in TERMINAL for node in self.graph.nodes)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a job is pending or active."""
+        return any(node.state in LIVE for node in self.graph.nodes)
+
+    @property
+    def began_at(self) -> int:
+        """Time at which the first job was enqueued, in UTC milliseconds."""
+        return min((node.created_at for node in self.graph.nodes if node.created_at), default=0)
+
+    @property
+    def ended_at(self) -> int | None:
+        """Time at which the last job finished; None while jobs are pending or active."""
+        return None if self.is_live else max(node.finished_at for node in self.graph.nodes)
+
+
+class Around(NamedTuple):
+    """The workflow of a job, for the job's page."""
+
+    size: int
+    cut: bool
+    before: list[FlowNode]
+    """Dependencies of the job."""
+    after: list[FlowNode]
+    """Known dependents of the job."""
+    more_before: int
+    """The number of dependencies that are not listed."""
+    more_after: int
 
 
 class WorkflowRow(NamedTuple):
@@ -45,24 +118,72 @@ class WorkflowRow(NamedTuple):
     """The number of dependencies that are not named."""
 
 
+def visible_part(request: HttpRequest, graph: FlowGraph) -> FlowGraph:
+    """Return a workflow without jobs that the user can't see."""
+    return graph.only(lambda name: rights.sees(request, name))
+
+
+def failed_jobs(request: HttpRequest, graph: FlowGraph) -> tuple[list[FlowNode], list[FlowNode]]:
+    """Return the visible jobs of `FlowGraph.failed`, which needs the whole workflow."""
+    able, early = graph.failed()
+    seen = {node.key for node in visible_part(request, graph).nodes}
+    return [node for node in able if node.key in seen], [node for node in early if node.key in seen]
+
+
+def around(request: HttpRequest, queue: str, job_id: str) -> Around | None:
+    """Return the workflow of a job; None if the job has neither dependencies nor dependents."""
+    whole = get_storage().reads.flow(queue, job_id, MAX_JOBS_READ)
+    graph = whole and visible_part(request, whole)
+    if graph is None or len(graph.nodes) < 2:
+        return None
+    before, after = graph.before(graph.root), graph.after(graph.root)
+    return Around(
+        len(graph.nodes),
+        graph.cut,
+        before[:NEAR],
+        after[:NEAR],
+        max(0, len(before) - NEAR),
+        max(0, len(after) - NEAR),
+    )
+
+
+def summarize(graph: FlowGraph) -> Summary:
+    """Summarize a workflow."""
+    last = graph.last()
+    return Summary(graph, last[0], len(last) - 1)
+
+
+def newest_workflows(request: HttpRequest, kind: str) -> CachedRead[list[Summary]]:
+    """Return the workflows of the newest jobs in some states, newest first."""
+    lines = boards.board(request).value.lines
+    wanted: list[tuple[State, str]] = []
+    for state in KINDS[kind]:
+        counted = sorted((-line.count(state), line.name) for line in lines if line.count(state))
+        wanted += [(state, name) for _, name in counted[:QUEUES]]
+    cached = snapshots.read(("flows", kind, tuple(wanted)), lambda: _graphs(wanted), WORKFLOWS_FRESH)
+    graphs = [visible_part(request, graph) for graph in cached.value]
+    rows = sorted(map(summarize, graphs), key=lambda row: -row.began_at)
+    return CachedRead(rows, cached.at, cached.error)
+
+
 @pages.show("flows", "flows/", rights.VIEW, gettext_lazy("Workflows"))
 def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List workflows of the newest jobs, or find the workflow of a job by its ID."""
     term = request.GET.get("id", "").strip()
-    found = _named(request, site, term) if term else []
-    if len(found) == 1:
-        return HttpResponseRedirect(found[0][2])
+    named = _named(request, site, term) if term else []
+    if len(named) == 1:
+        return HttpResponseRedirect(named[0][2])
     given = request.GET.get("state", "")
-    kind = given if given in flows.KINDS else "live"
-    cached = flows.newest(request, kind)
+    kind = given if given in KINDS else "live"
+    cached = newest_workflows(request, kind)
     context = {
         "rows": cached.value,
         "kind": kind,
         "kinds": [(one, label, site.url("flows", state=one)) for one, label in LABELS.items()],
         "term": term,
-        "found": found,
-        "each": flows.EACH,
-        "most": flows.LISTED,
+        "found": named,
+        "each": EACH,
+        "most": MAX_LISTED,
     }
     return site.render(request, "flows.html", _("Workflows"), context, tab="flows", read=cached)
 
@@ -73,11 +194,11 @@ def flow(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> 
     crumbs = [site.crumb("flows")]
     whole = get_storage().reads.flow(queue, job_id)
     if whole is None:
-        return job_not_found(request, site, queue, job_id, "flows", crumbs)
-    graph = flows.visible(request, whole)
-    drawing = graphs.draw(graph)
-    roots, dependents = flows.failed(request, whole)
-    summary = flows.summary(graph)
+        return site.job_not_found(request, queue, job_id, "flows", crumbs)
+    graph = visible_part(request, whole)
+    drawing = flowcharts.draw(graph)
+    roots, dependents = failed_jobs(request, whole)
+    summary = summarize(graph)
     context = {
         "summary": summary,
         "counts": [(state, flowcharts.word(state), count) for state, count in summary.counts],
@@ -85,7 +206,7 @@ def flow(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> 
         "svg": flowcharts.svg(graph, drawing, lambda node: site.url("job", *node.key)),
         "drawing": drawing,
         "rows": _rows(graph, drawing),
-        "failed": [*roots, *dependents][:FAILED] if drawing.collapsed else [],
+        "failed": [*roots, *dependents][:FAILED_LISTED] if drawing.collapsed else [],
         **_dry_run(roots, dependents),
     }
     title = summary.last.name or job_id
@@ -96,31 +217,62 @@ def flow(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> 
 def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Retry the failed jobs of a workflow; those that depend on others are blocked again."""
     graph = get_storage().reads.flow(queue, job_id)
-    roots, dependents = flows.failed(request, graph) if graph is not None else ([], [])
+    roots, dependents = failed_jobs(request, graph) if graph is not None else ([], [])
     answers = _retried(roots, dependents, dry_run=False)
-    done = {word: answers.pop(word) for word in jobactions.RETRY.done if word in answers}
+    done = {word: answers.pop(word) for word in actions.RETRY.done if word in answers}
     if done:
         detail = {"refused": answers}
         count = sum(done.values())
         audit.note(request, "flow_retry", queue=queue, job_id=job_id, count=count, detail=detail)
-        messages.success(request, " ".join(jobactions.RETRY.done[word] % many for word, many in done.items()))
+        messages.success(
+            request, " ".join(actions.RETRY.done[word] % count_of for word, count_of in done.items())
+        )
     if answers or not done:
-        why = ", ".join(jobactions.refusals(answers)) or _("no failed job can be retried")
+        why = ", ".join(actions.refusals(answers)) or _("no failed job can be retried")
         messages.warning(request, _("Other jobs were not retried: %(why)s.") % {"why": why})
     return site.back(request, "flow", queue, job_id)
+
+
+def _graphs(wanted: Sequence[tuple[State, str]]) -> list[FlowGraph]:
+    """Return the workflows of the newest jobs of these states and queues."""
+    storage = get_storage()
+    records = [one for state, name in wanted for one in storage.reads.cursor_page(name, state, EACH).jobs]
+    records = [one for one in records if one.options.depends_on or one.options.dependents]
+    records.sort(key=lambda one: -one.created_at)
+    graphs: list[FlowGraph] = []
+    known: set[JobKey] = set()
+    for record in records:
+        if len(graphs) == MAX_LISTED:
+            break
+        if not known.isdisjoint(_near(record)):
+            continue
+        known.update(_near(record))
+        graph = storage.reads.flow(record.queue, record.id, MAX_JOBS_READ)
+        if graph is None:
+            continue
+        keys = {node.key for node in graph.nodes}
+        # Of a large workflow, other jobs may have been found before.
+        if len(keys) > 1 and not any(node.key in keys for one in graphs for node in one.nodes):
+            graphs.append(graph)
+        known |= keys
+    return graphs
+
+
+def _near(record: JobRecord) -> Iterable[JobKey]:
+    return (record.queue, record.id), *record.options.depends_on, *record.options.dependents
 
 
 def _dry_run(roots: list[FlowNode], dependents: list[FlowNode]) -> dict[str, Any]:
     """Return what "Retry workflow" would do, and why it would skip jobs."""
     answers = _retried(roots, dependents, dry_run=True)
-    done = {word: answers.pop(word) for word in jobactions.RETRY.done if word in answers}
+    done = {word: answers.pop(word) for word in actions.RETRY.done if word in answers}
     count = sum(done.values())
     label = ngettext("Retry workflow: %(count)d failed job", "Retry workflow: %(count)d failed jobs", count)
     return {
         "retriable": count,
         "blocked_again": done.get("blocked_again", 0),
         "retry_label": label % {"count": count},
-        "refused": jobactions.refusals(answers),
+        "refused": actions.refusals(answers),
     }
 
 
@@ -140,20 +292,22 @@ def _retried(roots: list[FlowNode], dependents: list[FlowNode], *, dry_run: bool
     return answers
 
 
-def _rows(graph: FlowGraph, drawing: graphs.Drawing) -> list[WorkflowRow]:
+def _rows(graph: FlowGraph, drawing: flowcharts.Drawing) -> list[WorkflowRow]:
     rows = []
     for box in drawing.in_order():
         one = len(box.nodes) == 1
         before = graph.before(box.nodes[0]) if one else []
         node = graph.nodes[box.nodes[0]] if one else None
-        more = max(0, len(before) - NAMED)
-        rows.append(WorkflowRow(box.layer + 1, node, len(box.nodes), box.state, before[:NAMED], more))
+        more = max(0, len(before) - DEPENDENCIES_NAMED)
+        rows.append(
+            WorkflowRow(box.layer + 1, node, len(box.nodes), box.state, before[:DEPENDENCIES_NAMED], more)
+        )
     return rows
 
 
 def _named(request: HttpRequest, site: DashboardSite, job_id: str) -> list[tuple[str, State, str]]:
     """Return the queue, the state and the workflow URL of each job with this ID."""
-    names = [line.name for line in queries.board(request).value.lines]
+    names = [line.name for line in boards.board(request).value.lines]
     return [
         (queue, state, site.url("flow", queue, job_id))
         for queue, state in get_storage().reads.find(job_id, names)

@@ -3,47 +3,31 @@
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.client.info import JobInfo
+from djqueue.core import states
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import SerializationError
 from djqueue.core.job import JobRecord
-from djqueue.core.states import PENDING, TERMINAL
-from djqueue.core.units import to_milliseconds
-from djqueue.dashboard import (
-    audit,
-    deletions,
-    diagram,
-    editing,
-    explanations,
-    flows,
-    freshness,
-    jobactions,
-    progress,
-    redaction,
-    rendering,
-    requestcache,
-    rights,
-    spans,
-    subjects,
-    versions,
-)
-from djqueue.dashboard.jobactions import JobAction
-from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.site import DashboardSite
-from djqueue.dashboard.snapshot import FRESH
-from djqueue.dashboard.views import timing
+from djqueue.core.options import MAX_INTEGER
+from djqueue.core.states import PENDING, TERMINAL, State
+from djqueue.core.units import to_datetime, to_milliseconds
+from djqueue.dashboard import actions, audit, charts, reading, redaction, rendering, rights, subjects
+from djqueue.dashboard.actions import JobAction
+from djqueue.dashboard.forms import DateTimeInput, TimeField
+from djqueue.dashboard.reading import FRESH
+from djqueue.dashboard.site import DashboardSite, Pages
+from djqueue.dashboard.views import editing, flows
 from djqueue.models import BulkKind, PayloadVersion
 
-from .responses import job_changed, job_not_found, queue_crumbs
-
 pages = Pages()
-
 LINES = 200
 """Maximum log lines shown, newest first."""
 STEPS = {
@@ -62,6 +46,14 @@ LENGTHS = ("timeout", "ttl", "unique_ttl", "result_ttl", "retention", "delay")
 """Options that are durations in milliseconds."""
 ELSEWHERE = frozenset({"headers", "subject", "rejected"})
 """Options that the page shows elsewhere; the last one as the error of a dead letter."""
+OFFERS: tuple[tuple[str, JobAction, Any, str], ...] = (
+    ("retry", actions.RETRY, gettext_lazy("Retry"), "main"),
+    ("promote", actions.PROMOTE, gettext_lazy("Run now"), "main"),
+    ("cancel", actions.CANCEL, gettext_lazy("Cancel"), ""),
+    ("remove", actions.REMOVE, gettext_lazy("Delete"), "danger"),
+)
+MAX_DELAY = 366 * 86_400
+"""Maximum delay, in seconds."""
 
 
 class TimelineStep(NamedTuple):
@@ -102,21 +94,53 @@ class Offer(NamedTuple):
     kind: str
 
 
-OFFERS: tuple[tuple[str, JobAction, Any, str], ...] = (
-    ("retry", jobactions.RETRY, gettext_lazy("Retry"), "main"),
-    ("promote", jobactions.PROMOTE, gettext_lazy("Run now"), "main"),
-    ("cancel", jobactions.CANCEL, gettext_lazy("Cancel"), ""),
-    ("remove", jobactions.REMOVE, gettext_lazy("Delete"), "danger"),
-)
+class TimeForm(forms.Form):
+    """A time, or a delay from now."""
+
+    run_at = TimeField(label=gettext_lazy("Run at"), required=False, widget=DateTimeInput)
+    delay = forms.FloatField(
+        label=gettext_lazy("Or delay from now (s)"), required=False, min_value=0, max_value=MAX_DELAY
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        zone = timezone.get_current_timezone_name()
+        self.fields["run_at"].help_text = _("Time zone: %(zone)s.") % {"zone": zone}
+
+    def clean(self) -> dict[str, Any]:
+        """Require one of the two."""
+        given: dict[str, Any] = self.cleaned_data
+        if not self.errors and (given.get("run_at") is None) == (given.get("delay") is None):
+            raise forms.ValidationError(_("Enter either a time or a delay."))
+        return given
+
+    def at(self) -> int:
+        """Return the time, in UTC milliseconds."""
+        run_at = self.cleaned_data["run_at"]
+        if run_at is not None:
+            # Without USE_TZ, the time is naive.
+            return to_milliseconds(timezone.make_aware(run_at) if timezone.is_naive(run_at) else run_at)
+        return SYSTEM_CLOCK.now() + int(self.cleaned_data["delay"] * 1_000)
+
+
+class PriorityForm(forms.Form):
+    """The priority of a job."""
+
+    priority = forms.IntegerField(
+        label=gettext_lazy("Priority"),
+        min_value=-MAX_INTEGER,
+        max_value=MAX_INTEGER,
+        help_text=gettext_lazy("Higher values run first; the job goes behind others of the same priority."),
+    )
 
 
 def _parts(request: HttpRequest) -> Hashable:
     where = request.resolver_match
     assert where is not None
-    found = versions.parts(where.kwargs["queue"], where.kwargs["job_id"])
+    found = editing.version_parts(where.kwargs["queue"], where.kwargs["job_id"])
     if not found:
-        requestcache.store(request, "versions", [])
-    return (deletions.parts(request), found)
+        reading.set_for_request(request, "versions", [])
+    return (actions.deletion_parts(request), found)
 
 
 @pages.show("job", "jobs/<djq:queue>/<djq:job_id>/", rights.VIEW, parts=_parts)
@@ -136,13 +160,13 @@ def _register(page: str, action: JobAction, right: str) -> None:
     def act(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
         answer = action.call(get_storage(), queue, [job_id])[0]
         if answer not in action.done:
-            return job_changed(request, site, answer, queue, job_id)
+            return actions.job_changed(request, site, answer, queue, job_id)
         audit.note(request, page, queue=queue, job_id=job_id, count=1)
         messages.success(request, action.done[answer] % 1)
         return site.back(request, "job", queue, job_id)
 
 
-for _page, _action, _right in jobactions.IMMEDIATE:
+for _page, _action, _right in actions.IMMEDIATE:
     _register(_page, _action, _right)
 
 
@@ -150,16 +174,66 @@ for _page, _action, _right in jobactions.IMMEDIATE:
 def remove(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Delete the job after the undo period."""
     record = get_storage().reads.jobs(queue, [job_id])[0]
-    if record is None or not jobactions.REMOVE.legal(record.state):
+    if record is None or not actions.REMOVE.legal(record.state):
         word = "not_found" if record is None else str(record.state)
-        return job_changed(request, site, word, queue, job_id)
-    if deletions.pending_deletions(request).job(queue, job_id) is not None:
+        return actions.job_changed(request, site, word, queue, job_id)
+    if actions.pending_deletions(request).job(queue, job_id) is not None:
         messages.warning(request, _("The job is already marked for deletion."))
         return site.back(request, "job", queue, job_id)
     message = _("The job will be deleted in 30 seconds.")
     which = {"ids": (job_id,), "state": str(record.state)}
-    row = deletions.begin(request, BulkKind.DELETE, queue, 1, message, **which)
+    row = actions.begin_deletion(request, BulkKind.DELETE, queue, 1, message, **which)
     audit.note(request, "remove", queue=queue, job_id=job_id, count=1, detail={"operation": row.pk})
+    return site.back(request, "job", queue, job_id)
+
+
+def can_reschedule(state: State) -> bool:
+    """Return whether a job in this state can be rescheduled."""
+    return "reschedule" in states.actions(state)
+
+
+def timing_forms(record: JobRecord) -> dict[str, Any]:
+    """Return the forms of a job's page, with the current values and whether they can be used."""
+    # The browser's input takes a local time.
+    run_at = timezone.localtime(to_datetime(record.run_at)) if record.state is State.DELAYED else None
+    return {
+        "time_form": TimeForm(initial={"run_at": run_at}),
+        "priority_form": PriorityForm(initial={"priority": record.options.priority}),
+        "can_reschedule": can_reschedule(record.state),
+        "can_reprioritise": record.state in PENDING,
+    }
+
+
+@pages.act("reschedule", "jobs/<djq:queue>/<djq:job_id>/reschedule/", rights.EDIT)
+def reschedule(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
+    """Reschedule the job."""
+    form = TimeForm(request.POST)
+    if not form.is_valid():
+        return _report_errors(request, site, form, queue, job_id)
+    record = get_storage().reads.jobs(queue, [job_id])[0]
+    at = form.at()
+    if record is None or not get_storage().jobs.reschedule(queue, [job_id], at)[0]:
+        return _report_change(request, site, queue, job_id)
+    shown = rendering.local(to_datetime(at))
+    old, new = to_datetime(record.run_at).isoformat(), to_datetime(at).isoformat()
+    audit.note(request, "reschedule", queue=queue, job_id=job_id, count=1, detail={"old": old, "new": new})
+    messages.success(request, _("Rescheduled to %(at)s.") % {"at": shown})
+    return site.back(request, "job", queue, job_id)
+
+
+@pages.act("reprioritise", "jobs/<djq:queue>/<djq:job_id>/reprioritise/", rights.EDIT)
+def reprioritise(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
+    """Change the job's priority. Among jobs with the same priority it goes last."""
+    form = PriorityForm(request.POST)
+    if not form.is_valid():
+        return _report_errors(request, site, form, queue, job_id)
+    record = get_storage().reads.jobs(queue, [job_id])[0]
+    new = form.cleaned_data["priority"]
+    if record is None or not get_storage().jobs.update(queue, [job_id], priority=new)[0]:
+        return _report_change(request, site, queue, job_id)
+    detail = {"old": record.options.priority, "new": new}
+    audit.note(request, "reprioritise", queue=queue, job_id=job_id, count=1, detail=detail)
+    messages.success(request, _("Priority changed to %(priority)d.") % {"priority": new})
     return site.back(request, "job", queue, job_id)
 
 
@@ -167,9 +241,9 @@ def _render(
     request: HttpRequest, site: DashboardSite, queue: str, job_id: str, *, revealed: bool
 ) -> HttpResponse:
     record = get_storage().reads.jobs(queue, [job_id])[0]
-    crumbs = queue_crumbs(site, queue)
+    crumbs = site.queue_crumbs(queue)
     if record is None:
-        return job_not_found(request, site, queue, job_id, "queues", crumbs)
+        return site.job_not_found(request, queue, job_id, "queues", crumbs)
     if revealed:
         audit.note(request, "reveal", queue=queue, job_id=job_id, count=1)
     _limit(request, record)
@@ -182,7 +256,7 @@ def _render(
     context = {
         "job": record,
         "versions": old_ones,
-        **timing.forms_for(record),
+        **timing_forms(record),
         "edit_refusal": editing.refusal(request, record.state),
         "why": _why(request, record),
         "steps": _steps(info),
@@ -201,7 +275,7 @@ def _render(
                 one is not None and one.hides for one in (payload, result, *(old.payload for old in old_ones))
             )
         ),
-        "progress": progress.shown(record.progress),
+        "progress": rendering.progress(record.progress),
         "options": _options(record),
         "subject": subject and subjects.shown(request, site.site, subject),
         "flow": flows.around(request, queue, job_id),
@@ -216,35 +290,37 @@ def _limit(request: HttpRequest, record: JobRecord) -> None:
     """Limit how long the page is current without a new version of the storage."""
     now, ttl = SYSTEM_CLOCK.now(), record.options.result_ttl
     if record.options.subject is not None:
-        freshness.limit(request, now)  # the project may change the object
+        reading.expire_at(request, now)  # the project may change the object
     if record.state in PENDING:
-        freshness.limit(request, now + FRESH)  # rates and groups let the job start as time passes
+        reading.expire_at(request, now + FRESH)  # rates and groups let the job start as time passes
     elif record.finished_at and ttl is not None:
-        freshness.limit(request, max(now, record.finished_at + ttl))
+        reading.expire_at(request, max(now, record.finished_at + ttl))
 
 
-def _why(request: HttpRequest, record: JobRecord) -> explanations.Reason | None:
+def _why(request: HttpRequest, record: JobRecord) -> rendering.ShownExplanation | None:
     """Return why the job is not running, without naming jobs that the user can't see."""
     if record.state in TERMINAL:
         return None
-    found = get_storage().reads.explain(record.queue, record.id)
-    return explanations.reason(found, lambda name: rights.sees(request, name))
+    explanation = get_storage().reads.explain(record.queue, record.id)
+    return rendering.explain(explanation, lambda name: rights.sees(request, name))
 
 
 def _options(record: JobRecord) -> dict[str, Any]:
     """Return the options that the page shows, lengths of time with their units."""
-    found = {name: value for name, value in record.options.as_dict().items() if name not in ELSEWHERE}
-    found.update({name: spans.exact(found[name]) for name in LENGTHS if found.get(name) is not None})
-    if rule := found.get("backoff"):
-        lengths = {name: spans.exact(rule[name]) for name in ("base", "cap") if name in rule}
-        found["backoff"] = ", ".join(f"{name} {value}" for name, value in {**rule, **lengths}.items())
-    return found
+    options = {name: value for name, value in record.options.as_dict().items() if name not in ELSEWHERE}
+    options.update(
+        {name: rendering.exact_duration(options[name]) for name in LENGTHS if options.get(name) is not None}
+    )
+    if rule := options.get("backoff"):
+        lengths = {name: rendering.exact_duration(rule[name]) for name in ("base", "cap") if name in rule}
+        options["backoff"] = ", ".join(f"{name} {value}" for name, value in {**rule, **lengths}.items())
+    return options
 
 
 def _life(info: JobInfo) -> str:
     """Return the diagram of the job's lifecycle; the timeline has the same content as text."""
     events = [(moment.event, to_milliseconds(moment.at)) for moment in info.timeline]
-    return diagram.draw(diagram.life(info.record.state, events, info.record.run_at))
+    return charts.life_svg(charts.life(info.record.state, events, info.record.run_at))
 
 
 def _steps(info: JobInfo) -> list[TimelineStep]:
@@ -253,7 +329,7 @@ def _steps(info: JobInfo) -> list[TimelineStep]:
         at = to_milliseconds(moment.at)
         note = moment.worker if moment.event == "started" else ""
         if moment.error is not None:
-            note = f"{moment.error.type.rpartition('.')[2]}: {rendering.first_line(moment.error.message)}"
+            note = rendering.failure_line(moment.error)
         level = "bad" if moment.event in BAD else "ok"
         after = at - steps[-1].at if steps else None
         steps.append(TimelineStep(str(STEPS.get(moment.event, moment.event)), at, after, level, note))
@@ -272,12 +348,12 @@ def _shown(record: JobRecord, data: bytes | None, *, revealed: bool, of: Any) ->
 
 def _versions(request: HttpRequest, record: JobRecord, *, revealed: bool) -> list[PayloadRow]:
     """Return the previous payloads of the job, and of the job that it was copied from."""
-    found = []
-    rows = requestcache.cached(request, "versions", lambda: versions.of_job(record.queue, record.id))
+    payloads = []
+    rows = reading.once_per_request(request, "versions", lambda: editing.versions_of(record.queue, record.id))
     for row in rows:
         was = record._replace(payload=bytes(row.payload))
-        found.append(PayloadRow(row, _shown(was, was.payload, revealed=revealed, of=redaction.payload)))
-    return found
+        payloads.append(PayloadRow(row, _shown(was, was.payload, revealed=revealed, of=redaction.payload)))
+    return payloads
 
 
 def _offers(request: HttpRequest, site: DashboardSite, record: JobRecord) -> list[Offer]:
@@ -286,3 +362,18 @@ def _offers(request: HttpRequest, site: DashboardSite, record: JobRecord) -> lis
         for page, action, label, kind in OFFERS
         if site.may_open(request, page)
     ]
+
+
+def _report_errors(
+    request: HttpRequest, site: DashboardSite, form: forms.Form, queue: str, job_id: str
+) -> HttpResponse:
+    for name, errors in form.errors.items():
+        label = str(form.fields[name].label) if name in form.fields else ""
+        for error in errors:
+            messages.error(request, f"{label}: {error}" if label else str(error))
+    return site.back(request, "job", queue, job_id)
+
+
+def _report_change(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
+    state = get_storage().reads.states(queue, [job_id])[0]
+    return actions.job_changed(request, site, "not_found" if state is None else str(state), queue, job_id)

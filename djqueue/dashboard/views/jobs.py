@@ -1,4 +1,4 @@
-"""The list of jobs by state, filter and ID, and actions on selected jobs."""
+"""The list of jobs by state, filter and ID, and actions on selected or all matching jobs."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,44 +14,42 @@ from djqueue.core.errors import OptionError
 from djqueue.core.job import JobRecord
 from djqueue.core.states import State
 from djqueue.core.units import to_milliseconds
-from djqueue.dashboard import (
-    argumentfilter,
-    deadletters,
-    deletions,
-    freshness,
-    jobactions,
-    jobsearch,
-    payloadscan,
-    queries,
-    requestcache,
-    rights,
-    selection,
-    subjects,
-)
-from djqueue.dashboard.inputs import DateTimeInput, TimeField, check_hidden, read_state
-from djqueue.dashboard.jobactions import JobAction
+from djqueue.dashboard import actions, boards, jobsearch, reading, rendering, rights, subjects
+from djqueue.dashboard.actions import JobAction, RateForm, act_on_selection, delete_selection
+from djqueue.dashboard.forms import DateTimeInput, TimeField, check_hidden, read_state
 from djqueue.dashboard.jobsearch import JobFilter
-from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.site import DashboardSite, is_partial
+from djqueue.dashboard.outages import is_partial
+from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of
+from djqueue.dashboard.views import deadletters
+from djqueue.dashboard.views.job import OFFERS, Offer
 from djqueue.models import BulkKind, Job, JobState
+from djqueue.operations import bulk
 from djqueue.operations.mirroring import is_mirrored
 from djqueue.storage.tables import leaderlease
 
-from . import bulkjobs
-from .job import OFFERS, Offer
-
 pages = Pages()
-
-LENGTH = 50
+BULK_FILTERS = ("queue", "state", "name")
+JOBS_LISTED = 50
 """Jobs per page."""
-QUEUES = jobsearch.QUEUES
 ANY = "any"
 """Any state, if jobs are stored in tables."""
 BUSY = "busy"
 """The window of a list that was not read because another search of the user was running."""
 ALWAYS = ("queue", "id", "error")
 """Filters that every storage supports."""
+
+
+class BulkJobAction(NamedTuple):
+    """An action on all matching jobs, with the permission that it requires for one job."""
+
+    kind: BulkKind
+    page: str
+    action: JobAction
+    right: str
+    label: Any
+    title: Any
+    button: Any
 
 
 class FilterForm(forms.Form):
@@ -87,20 +85,20 @@ class FilterForm(forms.Form):
         if not has_rows:
             self.fields["id"].label = _("Full ID")
 
-    def clean_argument(self) -> argumentfilter.Argument | None:
+    def clean_argument(self) -> jobsearch.ArgumentFilter | None:
         try:
-            return argumentfilter.read(self.cleaned_data["argument"])
+            return jobsearch.parse_argument(self.cleaned_data["argument"])
         except OptionError:
             raise forms.ValidationError(_("Use the form order_id:7, order.id:7 or args.0:7.")) from None
 
     def wanted(self, state: State | None) -> JobFilter:
         """Return the filter, ignoring fields that are not valid."""
-        given = {name: value for name, value in self.cleaned_data.items() if value not in (None, "")}
-        given.pop("error", None)
+        fields = {name: value for name, value in self.cleaned_data.items() if value not in (None, "")}
+        fields.pop("error", None)
         for name in ("since", "until"):
-            if name in given:
-                given[name] = to_milliseconds(given[name])
-        return JobFilter(**given, state=state)
+            if name in fields:
+                fields[name] = to_milliseconds(fields[name])
+        return JobFilter(**fields, state=state)
 
 
 class Tab(NamedTuple):
@@ -125,25 +123,16 @@ class Listed(NamedTuple):
 
 
 def _parts(request: HttpRequest) -> Hashable:
-    return (deletions.parts(request), _rows_version(request))
-
-
-def _rows_version(request: HttpRequest) -> Hashable:
-    """Return the version of mirrored rows, which are written later than the jobs change; read once."""
-
-    def read() -> Hashable:
-        return leaderlease.version(alias_of(Job)) if is_mirrored(get_storage()) else None
-
-    return requestcache.cached(request, "rows_version", read)
+    return (actions.deletion_parts(request), _rows_version(request))
 
 
 @pages.show("jobs", "jobs/", rights.VIEW, gettext_lazy("Jobs"), _parts)
 def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List matching jobs of a state, newest first."""
     if subject := request.GET.get("subject"):
-        freshness.limit(request, 0)  # the project may change the object
+        reading.expire_at(request, 0)  # the project may change the object
         return _object_jobs(request, site, subject)
-    cached = queries.board(request)
+    cached = boards.board(request)
     board = cached.value
     given = request.GET.get("state", "")
     state = read_state(given)
@@ -157,9 +146,9 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     error = form.cleaned_data.get("error", "")
     state = State.FAILED if error else state
     wanted = form.wanted(state)
-    found = _named(request, site, wanted) if wanted.id else []
-    if len(found) == 1:
-        return HttpResponseRedirect(found[0][2])
+    named = _named(request, site, wanted) if wanted.id else []
+    if len(named) == 1:
+        return HttpResponseRedirect(named[0][2])
     usable = [name for name, field in form.fields.items() if not field.disabled]
     query = {name: request.GET[name] for name in usable if request.GET.get(name)}
     at = request.GET.get("at", "")
@@ -181,7 +170,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "newest": site.url("jobs", **query, state=word) if listed.newer else "",
         "newer": listed.newer and site.url("jobs", **query, state=word, at=listed.newer),
         "older": listed.older and site.url("jobs", **query, state=word, at=listed.older),
-        "found": found,
+        "found": named,
         "term": wanted.id,
         "query": query,
         "has_rows": has_rows,
@@ -195,28 +184,66 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     return site.render(request, "jobs.html", _("Jobs"), context, tab="jobs", read=cached, status=status)
 
 
-def _object_jobs(request: HttpRequest, site: DashboardSite, subject: str) -> HttpResponse:
-    """List the jobs of an object, newest first, in the queues that the user can see."""
-    at = request.GET.get("at") or None
-    page = subjects.jobs_of(request, subject, LENGTH, at)
-    context = {
-        "subject": subjects.shown(request, site.site, subject),
-        "jobs": page.jobs,
-        "newest": site.url("jobs", subject=subject) if at else "",
-        "older": site.url("jobs", subject=subject, at=page.next) if page.next else "",
-    }
-    title = _("Jobs for an object")
-    return site.render(request, "object_jobs.html", title, context, tab="jobs", crumbs=[site.crumb("jobs")])
+BULK_ACTIONS = (
+    BulkJobAction(
+        BulkKind.PROMOTE,
+        "all_promote",
+        actions.PROMOTE,
+        rights.EDIT,
+        gettext_lazy("Run all matching now…"),
+        gettext_lazy("Run delayed jobs now"),
+        gettext_lazy("Run jobs now"),
+    ),
+    BulkJobAction(
+        BulkKind.CANCEL,
+        "all_cancel",
+        actions.CANCEL,
+        rights.CANCEL,
+        gettext_lazy("Cancel all matching…"),
+        gettext_lazy("Cancel jobs"),
+        gettext_lazy("Cancel jobs"),
+    ),
+    BulkJobAction(
+        BulkKind.DELETE,
+        "all_delete",
+        actions.REMOVE,
+        rights.DELETE,
+        gettext_lazy("Delete all matching…"),
+        gettext_lazy("Delete jobs"),
+        gettext_lazy("Delete jobs"),
+    ),
+)
+
+
+def _register_bulk(one: BulkJobAction) -> None:
+    @pages.show(one.page, f"all/{one.kind.value}/", one.right)
+    def preview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
+        """Show how many jobs match."""
+        return _preview_bulk(request, site, one, RateForm(), request.GET)
+
+    @pages.act(f"{one.page}_begin", f"all/{one.kind.value}/now/", one.right)
+    def begin(request: HttpRequest, site: DashboardSite) -> HttpResponse:
+        """Start the operation."""
+        form = RateForm(request.POST)
+        if not form.is_valid():
+            check_hidden(form)
+            return _preview_bulk(request, site, one, form, request.POST)
+        selection = _bulk_selection(request, one, request.POST)
+        return actions.begin_bulk(request, site, f"{one.page}_begin", one.kind, selection, form)
+
+
+for _bulk_action in BULK_ACTIONS:
+    _register_bulk(_bulk_action)
 
 
 def _register(page: str, action: JobAction, right: str) -> None:
     @pages.act(f"selected_{page}", f"selected/{page}/", right)
     def act(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-        selection.act(request, f"selected_{page}", action)
+        act_on_selection(request, f"selected_{page}", action)
         return site.back(request, "jobs")
 
 
-for _page, _action, _right in jobactions.IMMEDIATE:
+for _page, _action, _right in actions.IMMEDIATE:
     _register(_page, _action, _right)
 
 
@@ -228,7 +255,7 @@ def remove(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "%(count)d jobs of %(queue)s will be deleted in 30 seconds.",
         "count",
     )
-    selection.delete(request, "selected_remove", message, _("No jobs were selected."))
+    delete_selection(request, "selected_remove", message, _("No jobs were selected."))
     return site.back(request, "jobs")
 
 
@@ -244,6 +271,82 @@ def menus(request: HttpRequest, site: DashboardSite) -> Mapping[str, Sequence[Of
     }
 
 
+def _preview_bulk(
+    request: HttpRequest, site: DashboardSite, one: BulkJobAction, form: forms.Form, given: Mapping[str, str]
+) -> HttpResponse:
+    problem, counts = "", None
+    try:
+        counts = bulk.preview(get_storage(), one.kind, _bulk_selection(request, one, given))
+    except OptionError as error:
+        problem = str(error)
+    query = {name: given[name] for name in BULK_FILTERS if given.get(name)}
+    pairs = [(_("Queue"), query.get("queue") or _("all"))]
+    if "state" in query and not problem:
+        label = str(JobState(query["state"]).label)
+        pairs.append((_("State"), rendering.badge(query["state"], label)))
+    if "name" in query:
+        pairs.append((_("Job"), rendering.mono(query["name"])))
+    return actions.confirm_bulk(
+        request,
+        site,
+        form,
+        counts,
+        title=str(one.title),
+        tab="jobs",
+        crumbs=[site.crumb("jobs")],
+        begin_url=site.url(f"{one.page}_begin"),
+        button=one.button,
+        pairs=pairs,
+        note=_("Jobs enqueued later are not affected."),
+        nothing=_("No matching jobs."),
+        back_url=site.url("jobs", **query),
+        back_label=_("Back to jobs"),
+        hidden=query,
+        problem=problem,
+        is_deletion=one.kind == BulkKind.DELETE,
+    )
+
+
+def _bulk_selection(request: HttpRequest, one: BulkJobAction, given: Mapping[str, str]) -> bulk.Selection:
+    """Return the matching jobs in the queues that the user can see.
+
+    Raises:
+        OptionError: The state does not allow the action, or no queue has such jobs.
+    """
+    word, queue = given.get("state", ""), given.get("queue", "")
+    state = read_state(word)
+    if state is None or not one.action.legal(state):
+        raise OptionError(f"state: {word!r} doesn't allow this action")
+    lines = boards.board(request).value.lines
+    names = [line.name for line in lines if queue in ("", line.name) and (queue or line.count(state))]
+    if not names:
+        raise OptionError(f"queue: no matching jobs in {queue or 'any queue'!r}")
+    return bulk.Selection(tuple(names), state=word, name=given.get("name", ""))
+
+
+def _rows_version(request: HttpRequest) -> Hashable:
+    """Return the version of mirrored rows, which are written later than the jobs change; read once."""
+
+    def read() -> Hashable:
+        return leaderlease.version(alias_of(Job)) if is_mirrored(get_storage()) else None
+
+    return reading.once_per_request(request, "rows_version", read)
+
+
+def _object_jobs(request: HttpRequest, site: DashboardSite, subject: str) -> HttpResponse:
+    """List the jobs of an object, newest first, in the queues that the user can see."""
+    at = request.GET.get("at") or None
+    page = subjects.jobs_of(request, subject, JOBS_LISTED, at)
+    context = {
+        "subject": subjects.shown(request, site.site, subject),
+        "jobs": page.jobs,
+        "newest": site.url("jobs", subject=subject) if at else "",
+        "older": site.url("jobs", subject=subject, at=page.next) if page.next else "",
+    }
+    title = _("Jobs for an object")
+    return site.render(request, "object_jobs.html", title, context, tab="jobs", crumbs=[site.crumb("jobs")])
+
+
 def _bulk_actions(request: HttpRequest, site: DashboardSite, shown: Sequence[JobRecord]) -> list[Offer]:
     """Return the actions on selected jobs that are possible for at least one job of the page."""
     states = {record.state for record in shown}
@@ -254,41 +357,43 @@ def _bulk_actions(request: HttpRequest, site: DashboardSite, shown: Sequence[Job
     ]
 
 
-def _listed(request: HttpRequest, board: queries.Board, wanted: JobFilter, has_rows: bool, at: str) -> Listed:
+def _listed(request: HttpRequest, board: boards.Board, wanted: JobFilter, has_rows: bool, at: str) -> Listed:
     storage, state = get_storage(), wanted.state
     if has_rows and is_mirrored(storage) and _rows_version(request) is None:
-        freshness.limit(request, board.at)  # no version tells when rows are written
+        reading.expire_at(request, board.at)  # no version tells when rows are written
     if state is None or wanted.needs_rows:
         if not has_rows:
             return Listed([])  # no job has this ID
         seen = [line.name for line in board.lines] if rights.hides_queues() else None
         if wanted.argument is None:
-            found = jobsearch.search(wanted, seen, at)
-            return Listed(found.jobs, found.page.newer, found.page.older, found.window)
-        with payloadscan.user_scans.take(request) as is_free:
+            result = jobsearch.search(wanted, seen, at)
+            return Listed(result.jobs, result.page.newer, result.page.older, result.window)
+        with jobsearch.user_scans.take(request) as is_free:
             if not is_free:
                 return Listed([], window=BUSY)
-            found = jobsearch.search(wanted, seen, at)
-        return Listed(found.jobs, older=found.page.older, window=found.window)
+            result = jobsearch.search(wanted, seen, at)
+        return Listed(result.jobs, older=result.page.older, window=result.window)
     if wanted.queue:
         if not rights.sees(request, wanted.queue):
             return Listed([])
-        page = storage.reads.cursor_page(wanted.queue, state, LENGTH, at or None)
+        page = storage.reads.cursor_page(wanted.queue, state, JOBS_LISTED, at or None)
         return Listed(page.jobs, page.previous or "", page.next or "")
     names = [line.name for line in _lines(board, state)]
     if has_rows:
-        found = jobsearch.newest(names, state, at)
-        return Listed(found.jobs, found.page.newer, found.page.older)
-    records = [record for name in names for record in storage.reads.cursor_page(name, state, LENGTH).jobs]
+        result = jobsearch.newest(names, state, at)
+        return Listed(result.jobs, result.page.newer, result.page.older)
+    records = [
+        record for name in names for record in storage.reads.cursor_page(name, state, JOBS_LISTED).jobs
+    ]
     records.sort(key=lambda record: (-record.created_at, record.queue, record.id))
-    return Listed(records[:LENGTH], window="each" if len(records) > LENGTH else "all")
+    return Listed(records[:JOBS_LISTED], window="each" if len(records) > JOBS_LISTED else "all")
 
 
 def _dead_letters(request: HttpRequest, queue: str, error: str, after: str) -> Listed:
     """Return the jobs of one error, among the dead letters that are examined."""
-    found = deadletters.read(request, queue).value
-    matching = list(found.matching(read_filter(fingerprint=error)))
-    dead_letters, older = deadletters.page(matching, after)
+    sample = deadletters.read_dead_letters(request, queue).value
+    matching = list(sample.matching(read_filter(fingerprint=error)))
+    dead_letters, older = deadletters.page_of(matching, after)
     by_queue: dict[str, list[str]] = {}
     for dead_letter in dead_letters:
         by_queue.setdefault(dead_letter.queue, []).append(dead_letter.id)
@@ -306,14 +411,14 @@ def _dead_letters(request: HttpRequest, queue: str, error: str, after: str) -> L
     return Listed(shown, older=older, window="dead_letters")
 
 
-def _lines(board: queries.Board, state: State) -> list[queries.QueueRow]:
+def _lines(board: boards.Board, state: State) -> list[boards.QueueRow]:
     """Return the queues with most jobs in a state."""
     lines = [line for line in board.lines if line.count(state)]
-    return sorted(lines, key=lambda line: (-line.count(state), line.name))[:QUEUES]
+    return sorted(lines, key=lambda line: (-line.count(state), line.name))[: jobsearch.QUEUES]
 
 
 def _tabs(
-    site: DashboardSite, board: queries.Board, wanted: JobFilter, query: Mapping[str, str], has_any: bool
+    site: DashboardSite, board: boards.Board, wanted: JobFilter, query: Mapping[str, str], has_any: bool
 ) -> list[Tab]:
     lines = [line for line in board.lines if wanted.queue in ("", line.name)]
     kept = {name: value for name, value in query.items() if name != "error"}
@@ -333,15 +438,15 @@ def _matching_actions(
     if state is None or not shown or wanted != JobFilter(queue=wanted.queue, state=state, name=wanted.name):
         return []
     here = {"queue": wanted.queue, "name": wanted.name}
-    found = [
+    links = [
         (one.label, site.url(one.page, **here, state=state.value))
-        for one in bulkjobs.KINDS
+        for one in BULK_ACTIONS
         if one.action.legal(state) and site.may_open(request, one.page)
     ]
-    if jobactions.RETRY.legal(state) and site.may_open(request, "dead_letters_preview"):
+    if actions.RETRY.legal(state) and site.may_open(request, "dead_letters_preview"):
         url = site.url("dead_letters_preview", **here, kind=BulkKind.RETRY)
-        found.insert(0, (_("Retry all matching…"), url))
-    return found
+        links.insert(0, (_("Retry all matching…"), url))
+    return links
 
 
 def _named(request: HttpRequest, site: DashboardSite, wanted: JobFilter) -> list[tuple[str, State, str]]:

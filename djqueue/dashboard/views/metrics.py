@@ -1,28 +1,44 @@
-"""Metrics of a period and the previous one, by queue and by job."""
+"""Metrics of a period and the previous one, by queue and by job, and hourly rollups.
+
+Rollups include jobs that the storage has removed.
+"""
 
 import csv
 import io
 import json
-from collections.abc import Callable
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from django.db import Error, transaction
+from django.db.models import Max, Sum
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.core.metrics import BOUNDS, Bucket
-from djqueue.core.units import to_datetime
-from djqueue.dashboard import annotations, queries, rights, rollups
-from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.queries import ended, merged, nothing
-from djqueue.dashboard.site import DashboardSite
-from djqueue.dashboard.snapshot import CachedRead, snapshots
+from djqueue.core.units import to_datetime, to_milliseconds
+from djqueue.dashboard import boards, charts, rights
+from djqueue.dashboard.boards import empty_bucket, jobs_ended, sum_of
+from djqueue.dashboard.reading import CachedRead, snapshots
+from djqueue.dashboard.site import DashboardSite, Pages
+from djqueue.dashboard.tables import alias_of, rows_of
+from djqueue.storage import sparktables
 
+logger = logging.getLogger("djqueue.dashboard")
 pages = Pages()
-
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+HOUR = 3_600_000
+COUNTS = ("enqueued", "started", "completed", "retried", "failed", "cancelled", "stalled")
+ROLLUPS_FRESH = 60_000
+"""Milliseconds before rollups are read again; they are written once an hour."""
+ROLLUP_COUNTS = ("enqueued", "completed", "failed", "retried")
+ROLLUP_TIMES = ("wait_p50", "wait_p95", "wait_p99", "run_p50", "run_p95", "run_p99")
+MAX_REASONS = 2_000
+"""Maximum rollups whose failure reasons are added up: those with most failures."""
 
 
 class MetricWindow(NamedTuple):
@@ -35,17 +51,6 @@ class MetricWindow(NamedTuple):
     step: int
 
 
-WINDOWS = (
-    MetricWindow("hour", gettext_lazy("1 hour"), HOUR, MINUTE),
-    MetricWindow("6h", gettext_lazy("6 hours"), 6 * HOUR, 5 * MINUTE),
-    MetricWindow("day", gettext_lazy("24 hours"), DAY, 15 * MINUTE),
-    MetricWindow("week", gettext_lazy("7 days"), 7 * DAY, 2 * HOUR),
-    MetricWindow("month", gettext_lazy("30 days"), 30 * DAY, 12 * HOUR),
-    MetricWindow("quarter", gettext_lazy("90 days"), 90 * DAY, DAY),
-)
-COUNTS = ("enqueued", "started", "completed", "retried", "failed", "cancelled", "stalled")
-
-
 class MetricRow(NamedTuple):
     """A queue or job name in the period and in the previous one."""
 
@@ -56,13 +61,13 @@ class MetricRow(NamedTuple):
     @property
     def change(self) -> float | None:
         """Percentage by which the number of finished jobs changed."""
-        now, before = ended(self.now), ended(self.before)
+        now, before = jobs_ended(self.now), jobs_ended(self.before)
         return (now - before) / before * 100 if before else None
 
     @property
     def failing(self) -> float:
         """Percentage of finished jobs that failed."""
-        total = ended(self.now)
+        total = jobs_ended(self.now)
         return self.now.failed / total * 100 if total else 0.0
 
 
@@ -78,6 +83,37 @@ class MetricReport(NamedTuple):
     total: Bucket
 
 
+class RollupStep(NamedTuple):
+    """The counts and times of one step of a chart."""
+
+    start: int
+    """UTC milliseconds."""
+    counts: tuple[int, ...]
+    """The sum of each of `COUNTS`."""
+    times: tuple[int | None, ...]
+    """The longest of each of `TIMES`, in milliseconds."""
+
+
+class Rolled(NamedTuple):
+    """The rollups of a period, and why jobs failed in it."""
+
+    step: int
+    """Milliseconds."""
+    steps: list[RollupStep]
+    reasons: list[tuple[str, int]]
+    """Most frequent first."""
+
+
+WINDOWS = (
+    MetricWindow("hour", gettext_lazy("1 hour"), HOUR, MINUTE),
+    MetricWindow("6h", gettext_lazy("6 hours"), 6 * HOUR, 5 * MINUTE),
+    MetricWindow("day", gettext_lazy("24 hours"), DAY, 15 * MINUTE),
+    MetricWindow("week", gettext_lazy("7 days"), 7 * DAY, 2 * HOUR),
+    MetricWindow("month", gettext_lazy("30 days"), 30 * DAY, 12 * HOUR),
+    MetricWindow("quarter", gettext_lazy("90 days"), 90 * DAY, DAY),
+)
+
+
 @pages.show("metrics", "metrics/", rights.VIEW, gettext_lazy("Metrics"))
 def metrics(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Show charts and tables of a period."""
@@ -85,13 +121,13 @@ def metrics(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     cached = _report(request, _window(request), queue)
     report = cached.value
     here = {"queue": queue, "window": report.window.word}
-    names = [line.name for line in queries.board(request).value.lines]
+    names = [line.name for line in boards.board(request).value.lines]
     seen = [name for name in names if queue in ("", name)]
     context = {
         "report": report,
-        "rolled": rollups.within(report.start, report.end, report.window.step, seen),
+        "rolled": rollups_within(report.start, report.end, report.window.step, seen),
         "series": report.series,
-        "annotations": annotations.within(report.series),
+        "annotations": charts.annotations_within(report.series),
         "queue": queue,
         "queues": names,
         "windows": WINDOWS,
@@ -126,13 +162,23 @@ def export(request: HttpRequest, _site: DashboardSite) -> HttpResponse:
     return response
 
 
+def rollups_within(start: int, end: int, step: int, queues: Sequence[str]) -> Rolled | None:
+    """Return the rollups of queues in a period; None if there are none, or no table."""
+    step = max(step, HOUR)
+    start = start // step * step
+    if end - start < 2 * step:
+        return None
+    key = ("rollups", start, end, step, *queues)
+    return snapshots.read(key, lambda: _read_rollups(start, end, step, queues), ROLLUPS_FRESH).value
+
+
 def _window(request: HttpRequest) -> MetricWindow:
     chosen = request.GET.get("window", "")
     return next((one for one in WINDOWS if one.word == chosen), WINDOWS[0])
 
 
 def _report(request: HttpRequest, window: MetricWindow, queue: str) -> CachedRead[MetricReport]:
-    board = queries.board(request).value
+    board = boards.board(request).value
     names = [line.name for line in board.lines if queue in ("", line.name)]
     key = ("metrics", window.word, *names)
     return snapshots.read(key, lambda: _read(window, names, board.at), fresh=5_000, versioned=True)
@@ -147,7 +193,7 @@ def _read(window: MetricWindow, queues: list[str], at: int) -> MetricReport:
     by_name = storage.reads.series(queues, start, end, window.step, by_name=True)
     earlier_by_name = storage.reads.series(queues, start - window.length, start, window.step, by_name=True)
     steps: dict[int, list[Bucket]] = {
-        at: [nothing("", at, window.step)] for at in range(start, end, window.step)
+        at: [empty_bucket("", at, window.step)] for at in range(start, end, window.step)
     }
     for bucket in by_queue:
         steps[bucket.start].append(bucket)
@@ -155,10 +201,10 @@ def _read(window: MetricWindow, queues: list[str], at: int) -> MetricReport:
         window,
         start,
         end,
-        [merged(buckets) for buckets in steps.values()],
+        [sum_of(buckets) for buckets in steps.values()],
         _rows(by_queue, earlier, attrgetter("queue"), window),
         _rows(by_name, earlier_by_name, attrgetter("name"), window),
-        merged([nothing("", start, window.length), *by_queue]),
+        sum_of([empty_bucket("", start, window.length), *by_queue]),
     )
 
 
@@ -168,11 +214,11 @@ def _rows(
     sums: dict[str, tuple[list[Bucket], list[Bucket]]] = {}
     for index, buckets in enumerate((now, before)):
         for bucket in buckets:
-            empty = [nothing("", bucket.start, window.length)]
+            empty = [empty_bucket("", bucket.start, window.length)]
             sums.setdefault(of(bucket), (empty, [*empty]))[index].append(bucket)
-    rows = [MetricRow(label, merged(these), merged(those)) for label, (these, those) in sums.items()]
-    rows = [row for row in rows if ended(row.now) or row.now.enqueued]
-    return sorted(rows, key=lambda row: (-ended(row.now), row.label))
+    rows = [MetricRow(label, sum_of(these), sum_of(those)) for label, (these, those) in sums.items()]
+    rows = [row for row in rows if jobs_ended(row.now) or row.now.enqueued]
+    return sorted(rows, key=lambda row: (-jobs_ended(row.now), row.label))
 
 
 def _histogram(total: Bucket) -> list[tuple[int, int | None, int, int]]:
@@ -184,3 +230,49 @@ def _histogram(total: Bucket) -> list[tuple[int, int | None, int, int]]:
             zip(bounds, total.wait.counts, total.run.counts, strict=True), 1
         )
     ]
+
+
+def _read_rollups(start: int, end: int, step: int, queues: Sequence[str]) -> Rolled | None:
+    if not sparktables.are_installed():
+        return None
+    model = sparktables.spark_model("Rollup")
+    rows = rows_of(model).filter(hour__gte=to_datetime(start), hour__lt=to_datetime(end), queue__in=queues)
+    sums = {name: Sum(name) for name in ROLLUP_COUNTS} | {name: Max(name) for name in ROLLUP_TIMES}
+    try:
+        # A missing table must not end a transaction around the request.
+        with transaction.atomic(using=alias_of(model)):
+            hours = list(
+                rows.order_by().values("hour").annotate(**{f"of_{name}": sums[name] for name in sums})
+            )
+            failed = rows.filter(failed__gt=0).order_by("-failed", "-hour").values_list("reasons", flat=True)
+            reasons = list(failed[:MAX_REASONS]) if hours else []
+    except Error as error:
+        logger.debug("Could not read the rollups; the page shows none: %s", error)
+        return None
+    if not hours:
+        return None
+    steps = {
+        at: RollupStep(at, (0,) * len(ROLLUP_COUNTS), (None,) * len(ROLLUP_TIMES))
+        for at in range(start, end, step)
+    }
+    for hour in hours:
+        at = to_milliseconds(hour["hour"]) // step * step
+        steps[at] = _added(steps[at], hour)
+    total = Counter[str]()
+    for counts in reasons:
+        total.update(counts)
+    return Rolled(step, list(steps.values()), sorted(total.items(), key=lambda pair: (-pair[1], pair[0])))
+
+
+def _added(step: RollupStep, hour: Mapping[str, Any]) -> RollupStep:
+    counts = tuple(
+        had + (hour[f"of_{name}"] or 0) for had, name in zip(step.counts, ROLLUP_COUNTS, strict=True)
+    )
+    times = tuple(
+        _longer(had, hour[f"of_{name}"]) for had, name in zip(step.times, ROLLUP_TIMES, strict=True)
+    )
+    return step._replace(counts=counts, times=times)
+
+
+def _longer(one: int | None, other: int | None) -> int | None:
+    return max((value for value in (one, other) if value is not None), default=None)

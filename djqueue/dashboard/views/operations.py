@@ -10,9 +10,8 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from djqueue.dashboard import audit, jobactions, keyset, rights
-from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.site import DashboardSite
+from djqueue.dashboard import actions, audit, rights, tables
+from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
@@ -25,9 +24,9 @@ pages = Pages()
 def operations(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List the operations on queues that the user can see, newest first."""
     sees = partial(_sees, request) if rights.hides_queues() else None
-    found = keyset.page(rows_of(BulkOperation), request.GET.get("at", ""), sees=sees)
+    page = tables.page(rows_of(BulkOperation), request.GET.get("at", ""), sees=sees)
     has_writes = sparktables.are_installed()
-    context = {"rows": found.rows, "has_writes": has_writes, **keyset.links(site, "operations", found)}
+    context = {"rows": page.rows, "has_writes": has_writes, **site.page_links("operations", page)}
     return site.render(request, "operations.html", _("Bulk operations"), context, tab="operations")
 
 
@@ -39,7 +38,7 @@ def operation(request: HttpRequest, site: DashboardSite, pk: int) -> HttpRespons
         return _not_found(request, site)
     context = {
         "row": row,
-        "refused": jobactions.refusals(row.refused),
+        "refused": actions.refusals(row.refused),
         "is_planned": row.state == BulkState.PLANNED,
         "abort_url": _abort_url(request, site, row),
         "is_open": row.state in (BulkState.PLANNED, BulkState.RUNNING),

@@ -13,19 +13,11 @@ from djqueue.core.errors import StorageError
 from djqueue.core.metrics import Bucket
 from djqueue.core.states import State
 from djqueue.core.workers import WorkerInfo, unserved
-from djqueue.dashboard import (
-    annotations,
-    deadletters,
-    freshness,
-    queries,
-    rights,
-    schedules,
-    spans,
-    workerrows,
-)
-from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.site import DashboardSite
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard import boards, charts, reading, rendering, rights
+from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.site import DashboardSite, Pages
+from djqueue.dashboard.views import deadletters, schedules
+from djqueue.dashboard.views.workers import worker_rows
 
 pages = Pages()
 
@@ -63,21 +55,21 @@ class Minute(NamedTuple):
 
 
 def _parts(request: HttpRequest) -> Hashable:
-    return (schedules.overdue_parts(request), annotations.parts(request))
+    return (schedules.overdue_parts(request), charts.annotation_parts(request))
 
 
 @pages.show("changelist", "", rights.VIEW, gettext_lazy("Overview"), _parts)
 def overview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Show the overview."""
-    cached = queries.board(request)
+    cached = boards.board(request)
     board = cached.value
     hour = board.series()
     worst = sorted((line for line in board.lines if line.age), key=lambda line: -line.age)[:WORST]
     if worst:
         # The last point of the chart is the current age of the oldest job, which grows.
-        freshness.limit(request, board.at + AGES)
+        reading.expire_at(request, board.at + AGES)
     overdue = schedules.overdue(request)
-    workers = [one.info for one in workerrows.worker_rows(request).value.rows]
+    workers = [one.info for one in worker_rows(request).value.rows]
     silent = _silent(board, workers)
     unhandled = sorted((one for line in board.lines for one in line.unhandled), key=lambda one: -one.jobs)
     context: dict[str, Any] = {
@@ -85,7 +77,7 @@ def overview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "facts": _facts(site, board, hour),
         "health": _health(request, site, board, workers, len(silent), len(overdue)),
         "series": hour,
-        "annotations": annotations.within(hour),
+        "annotations": charts.annotations_within(hour),
         "worst": worst,
         "minutes": _minutes(worst),
         "groups": _groups(request, board),
@@ -98,7 +90,7 @@ def overview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     return site.render(request, "overview.html", _("Dashboard"), context, tab="changelist", read=cached)
 
 
-def _facts(site: DashboardSite, board: queries.Board, hour: Sequence[Bucket]) -> list[Fact]:
+def _facts(site: DashboardSite, board: boards.Board, hour: Sequence[Bucket]) -> list[Fact]:
     retried = sum(bucket.retried for bucket in hour)
     failed = sum(bucket.failed for bucket in hour)
     dead = board.total(State.FAILED)
@@ -119,14 +111,14 @@ def _facts(site: DashboardSite, board: queries.Board, hour: Sequence[Bucket]) ->
 def _health(
     request: HttpRequest,
     site: DashboardSite,
-    board: queries.Board,
+    board: boards.Board,
     seen: Sequence[WorkerInfo],
     silent: int,
     overdue: int,
 ) -> list[Fact]:
     alone = unserved([line.row for line in board.lines], board.workers)
     oldest = max((line.age for line in board.lines), default=0)
-    waits = spans.shown(oldest) if oldest else _("none")
+    waits = rendering.duration(oldest) if oldest else _("none")
     since = min((line.row.oldest_at for line in board.lines if line.age and line.row.oldest_at), default=None)
     workers = site.url("workers")
     live, paused = len(seen) - silent, sum(line.row.paused for line in board.lines)
@@ -159,29 +151,29 @@ def _storage(request: HttpRequest, site: DashboardSite) -> Fact:
     return Fact(_("Storage"), _("reachable"), url, "ok")
 
 
-def _silent(board: queries.Board, seen: Sequence[WorkerInfo]) -> list[WorkerInfo]:
-    found = [worker for worker in seen if board.is_silent(worker)]
-    return sorted(found, key=lambda worker: worker.seen_at)
+def _silent(board: boards.Board, seen: Sequence[WorkerInfo]) -> list[WorkerInfo]:
+    silent = [worker for worker in seen if board.is_silent(worker)]
+    return sorted(silent, key=lambda worker: worker.seen_at)
 
 
-def _groups(request: HttpRequest, board: queries.Board) -> list[deadletters.FailureGroup]:
+def _groups(request: HttpRequest, board: boards.Board) -> list[deadletters.FailureGroup]:
     """Return the errors with most dead letters."""
     if not board.total(State.FAILED):
         return []
-    found = deadletters.read(request, fresh=SELDOM).value
-    return deadletters.grouped(found.dead_letters, found.at)[:WORST]
+    sample = deadletters.read_dead_letters(request, fresh=SELDOM).value
+    return deadletters.grouped(sample.dead_letters, sample.at)[:WORST]
 
 
-def _minutes(worst: list[queries.QueueRow]) -> list[Minute]:
+def _minutes(worst: list[boards.QueueRow]) -> list[Minute]:
     """Return the 95th percentile of wait times per minute; the last point is the age of the oldest job."""
     if not worst:
         return []
-    found = []
+    minutes = []
     for buckets in zip(*(line.buckets for line in worst), strict=True):
         waits = [bucket.wait.percentile(0.95) for bucket in buckets]
-        found.append(Minute(buckets[0].start, [(wait, _seconds(wait)) for wait in waits]))
+        minutes.append(Minute(buckets[0].start, [(wait, _seconds(wait)) for wait in waits]))
     ages = [float(line.age) for line in worst]
-    return [*found[:-1], Minute(worst[0].at, [(age, _seconds(age)) for age in ages])]
+    return [*minutes[:-1], Minute(worst[0].at, [(age, _seconds(age)) for age in ages])]
 
 
 def _seconds(milliseconds: float | None) -> str:

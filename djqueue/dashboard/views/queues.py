@@ -1,25 +1,32 @@
-"""The list of queues, and pausing them."""
+"""The list of queues, and the page of a queue: its jobs, groups and limits, pausing and clearing."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from django import forms
 from django.contrib import messages
-from django.http import HttpRequest, HttpResponse
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, ngettext
 
+from djqueue import Limiter, Queue
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
-from djqueue.core.states import State
-from djqueue.dashboard import audit, freshness, queries, rights
-from djqueue.dashboard.forecast import ESTIMATING, NEVER, STEADY
-from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.queries import QueueRow
-from djqueue.dashboard.site import DashboardSite
+from djqueue.core.errors import DjqueueError
+from djqueue.core.overview import GroupOverview, GroupsOverview, LimiterState, QueueOverview
+from djqueue.core.policies import GLOBAL, KEYED
+from djqueue.core.states import PENDING, State
+from djqueue.dashboard import actions, audit, boards, charts, reading, rendering, rights
+from djqueue.dashboard.boards import ESTIMATING, NEVER, STEADY, QueueRow
+from djqueue.dashboard.forms import read_state
+from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.site import DashboardSite, Pages
+from djqueue.models import BulkKind, JobState
 
 pages = Pages()
-
 ORDERS = {
     "name": lambda line: (line.name,),
     "waiting": lambda line: (-line.waiting, line.name),
@@ -33,14 +40,111 @@ ORDERS = {
     "drain": lambda line: (-_drain(line), line.name),
 }
 """Sort keys of the list; most orders put the worst queues first."""
-LONG = 1e15
+LONGEST_DRAIN = 1e15
 """Milliseconds longer than any estimate."""
-TWIN = 5
+TABLE_MINUTES = 5
 """Minutes per column of the table that accompanies the small charts."""
-
-
-UNUSED = 50
+MAX_UNUSED = 50
 """Maximum configured queues without jobs that are named."""
+JOBS_LISTED = 50
+"""Jobs per page."""
+CLEANED_STATES = {
+    "drain": tuple(sorted(PENDING)),
+    "completed": (State.COMPLETED,),
+    "cancelled": (State.CANCELLED,),
+    "failed": (State.FAILED,),
+}
+"""States of the jobs to delete, by choice. Other choices delete the whole queue."""
+SHOWN_GROUPS = 50
+"""Groups per page."""
+
+
+class LimitsForm(forms.Form):
+    """Limits of a queue. They apply to all workers immediately."""
+
+    rate = forms.CharField(
+        label=gettext_lazy("Rate"),
+        required=False,
+        show_hidden_initial=True,
+        help_text=gettext_lazy("For example 100/s, 20/m or 5/h; empty: no limit."),
+    )
+    concurrency = forms.IntegerField(
+        label=gettext_lazy("Concurrency"),
+        required=False,
+        min_value=1,
+        show_hidden_initial=True,
+        help_text=gettext_lazy("Active jobs across all workers; empty: no limit."),
+    )
+
+    def given(self) -> dict[str, Any]:
+        """Return the changed limits.
+
+        Limits that another user changed in the meantime are left alone, if the form has its initial values.
+        """
+        values = {"rate": self.cleaned_data["rate"] or None, "concurrency": self.cleaned_data["concurrency"]}
+        changed = self.changed_data
+        return {
+            name: value
+            for name, value in values.items()
+            if name in changed or self.add_initial_prefix(name) not in self.data
+        }
+
+
+class LimiterForm(LimitsForm):
+    """Limits of a shared limiter."""
+
+    prefix = "limiter"
+
+
+class GroupForm(forms.Form):
+    """Default limits of a queue's groups."""
+
+    prefix = "group"
+
+    name = forms.CharField(required=False, strip=False, widget=forms.HiddenInput)
+    concurrency = forms.IntegerField(
+        label=gettext_lazy("Concurrency"),
+        required=False,
+        min_value=1,
+        help_text=gettext_lazy("Active jobs per group; empty: the value from the settings."),
+    )
+    rate = forms.CharField(
+        label=gettext_lazy("Rate"),
+        required=False,
+        help_text=gettext_lazy("For example 100/s, 20/m or 5/h; empty: the value from the settings."),
+    )
+
+    def given(self) -> dict[str, Any]:
+        """Return all limits."""
+        return {name: value or None for name, value in self.cleaned_data.items() if name != "name"}
+
+
+class OneGroupForm(GroupForm):
+    """Limits of one group."""
+
+    weight = forms.IntegerField(
+        label=gettext_lazy("Weight"),
+        required=False,
+        min_value=1,
+        help_text=gettext_lazy(
+            "Jobs started for each job of a group with weight 1; empty: the value from the settings."
+        ),
+    )
+
+    field_order = ("name", "concurrency", "rate", "weight")
+
+
+class LimiterView(NamedTuple):
+    """A shared limiter as a user sees it."""
+
+    name: str
+    state: LimiterState
+    takers: tuple[boards.QueueRow, ...]
+    """Queues that hold slots, those with most first."""
+    waiting: tuple[str, ...]
+    """Queues that wait for slots, in their order."""
+    hidden: bool
+    """Whether some of its queues are hidden from the user."""
 
 
 class ChartNumbers(NamedTuple):
@@ -51,10 +155,36 @@ class ChartNumbers(NamedTuple):
     rows: list[tuple[str, list[int]]]
 
 
-@pages.show("queues", "queues/", rights.VIEW, gettext_lazy("Queues"), freshness.no_parts)
+class CleanForm(forms.Form):
+    """Which jobs to delete. Entering the queue's name confirms the deletion."""
+
+    what = forms.ChoiceField(
+        label=gettext_lazy("Jobs to delete"),
+        choices=[
+            ("drain", gettext_lazy("Jobs that have not started")),
+            ("completed", gettext_lazy("Completed jobs")),
+            ("cancelled", gettext_lazy("Cancelled jobs")),
+            ("failed", gettext_lazy("Failed jobs and their dead letters")),
+            ("obliterate", gettext_lazy("The queue and all of its jobs")),
+        ],
+    )
+    confirm = forms.CharField(label=gettext_lazy("Queue name, to confirm"))
+
+    def __init__(self, queue: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._queue = queue
+
+    def clean_confirm(self) -> str:
+        typed: str = self.cleaned_data["confirm"]
+        if typed != self._queue:
+            raise forms.ValidationError(_("The name doesn't match the queue."))
+        return typed
+
+
+@pages.show("queues", "queues/", rights.VIEW, gettext_lazy("Queues"), reading.no_parts)
 def queues(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List all queues."""
-    cached = queries.board(request)
+    cached = boards.board(request)
     term = request.GET.get("q", "").strip().lower()
     chosen = request.GET.get("sort", "name")
     order = chosen if chosen in ORDERS else "name"
@@ -65,35 +195,9 @@ def queues(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "order": order,
         "all": len(cached.value.lines),
         "unused": _unused(request, cached.value.lines, term),
-        "twin": _twin(lines),
+        "twin": _chart_numbers(lines),
     }
     return site.render(request, "queues.html", _("Queues"), context, tab="queues", read=cached)
-
-
-def _unused(request: HttpRequest, lines: Sequence[QueueRow], term: str) -> list[str]:
-    """Return the queues of the settings that have had no job: they, too, can be paused on their pages."""
-    used = {line.name for line in lines}
-    names = (name for name in sorted(get_settings().queues) if name not in used and term in name.lower())
-    return [name for name in names if rights.sees(request, name)][:UNUSED]
-
-
-def _drain(line: QueueRow) -> float:
-    """Return the milliseconds until the queue drains; without an estimate, more than any estimate."""
-    left = line.forecast.left
-    if left is not None:
-        return left
-    return {NEVER: inf, STEADY: LONG, ESTIMATING: LONG / 2}.get(line.forecast.kind, 0.0)
-
-
-def _twin(lines: Sequence[QueueRow]) -> ChartNumbers:
-    if not lines:
-        return ChartNumbers([], [])
-    starts = [bucket.start for bucket in lines[0].buckets[::TWIN]]
-    rows = [
-        (line.name, [sum(line.history[at : at + TWIN]) for at in range(0, len(line.history), TWIN)])
-        for line in lines
-    ]
-    return ChartNumbers(starts, rows)
 
 
 @pages.act("pause", "queues/<djq:queue>/pause/", rights.PAUSE)
@@ -108,6 +212,324 @@ def resume(request: HttpRequest, site: DashboardSite, queue: str) -> HttpRespons
     return _set_paused(request, site, queue, paused=False)
 
 
+def _parts(request: HttpRequest) -> Hashable:
+    return (actions.deletion_parts(request), charts.annotation_parts(request))
+
+
+@pages.show("queue", "queues/<djq:queue>/", rights.VIEW, parts=_parts)
+def queue(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
+    """Show the queue, its charts and the jobs of one state."""
+    return queue_page(request, site, queue, group=request.GET.get("group", ""))
+
+
+@pages.act("limits", "queues/<djq:queue>/limits/", rights.CONFIGURE)
+def set_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
+    """Change the limits of the queue."""
+    return change_limits(
+        request,
+        site,
+        queue,
+        "limits",
+        "limits_form",
+        LimitsForm(request.POST),
+        lambda: queue_limits(queue),
+        Queue(queue).set_limits,
+        _("Changed the limits of %(queue)s.") % {"queue": queue},
+    )
+
+
+@pages.act("clean", "queues/<djq:queue>/clean/", rights.DRAIN)
+def clean(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
+    """Delete jobs of the queue, or the queue itself, after the undo period."""
+    form = CleanForm(queue, request.POST)
+    if not form.is_valid():
+        return queue_page(request, site, queue, clean_form=form)
+    what = form.cleaned_data["what"]
+    counts = get_storage().reads.counts(queue)
+    if what == "obliterate" and counts.get(State.ACTIVE):
+        form.add_error(None, _("The queue has active jobs. Wait until they finish."))
+        return queue_page(request, site, queue, clean_form=form)
+    states = CLEANED_STATES.get(what, tuple(State))
+    count = sum(counts.get(state, 0) for state in states)
+    message = ngettext(
+        "%(count)d job will be deleted in 30 seconds.",
+        "%(count)d jobs will be deleted in 30 seconds.",
+        count,
+    )
+    if what == "obliterate":
+        message = _("The queue will be deleted in 30 seconds.")
+    kind = BulkKind.OBLITERATE if what == "obliterate" else BulkKind.CLEAN
+    which = {} if what == "obliterate" else {"states": tuple(map(str, states))}
+    row = actions.begin_deletion(request, kind, queue, count, message % {"count": count}, **which)
+    audit.note(request, "clean", queue=queue, count=count, detail={"what": what, "operation": row.pk})
+    return site.back(request, "queue", queue)
+
+
+def change_limits(
+    request: HttpRequest,
+    site: DashboardSite,
+    queue: str,
+    action: str,
+    field: str,
+    form: LimitsForm | GroupForm,
+    read: Callable[[], dict[str, Any]],
+    change: Callable[..., object],
+    message: str,
+    detail: Mapping[str, Any] | None = None,
+    **where: str,
+) -> HttpResponse:
+    """Apply a form with limits, record the change and return to the queue.
+
+    Args:
+        field: Name of the form's argument of `page`, which shows a form that is not valid.
+        read: Returns the current
+        change: Sets the
+        where: `group` of the page to return to.
+    """
+    if form.is_valid():
+        limits = form.given()
+        if not limits:
+            return site.back(request, "queue", queue)
+        before = read()
+        try:
+            change(**limits)
+        except DjqueueError as error:
+            form.add_error(None, str(error))
+        else:
+            audit.note(request, action, queue=queue, detail={**(detail or {}), "old": before, "new": limits})
+            messages.success(request, message)
+            return site.back(request, "queue", queue, **where)
+    shown: dict[str, Any] = {field: form, **where}
+    return queue_page(request, site, queue, **shown)
+
+
+def queue_page(
+    request: HttpRequest,
+    site: DashboardSite,
+    name: str,
+    *,
+    group: str = "",
+    limits_form: forms.Form | None = None,
+    clean_form: forms.Form | None = None,
+    group_form: forms.Form | None = None,
+    limiter_form: forms.Form | None = None,
+) -> HttpResponse:
+    """Render the page. Submitted forms that are not valid are shown with their errors.
+
+    Args:
+        group: The group that is looked up.
+    """
+    cached = boards.board(request)
+    line = cached.value.line(name) or boards.empty_row(name, cached.value.at)
+    state = read_state(request.GET.get("state", "")) or State.WAITING
+    jobs = get_storage().reads.cursor_page(name, state, JOBS_LISTED, request.GET.get("at") or None)
+    context = {
+        "line": line,
+        "series": line.buckets,
+        "objective": line.objective,
+        "annotations": charts.annotations_within(line.buckets),
+        "queue": name,
+        "state": state.value,
+        "states": [
+            (
+                one.value,
+                str(JobState(one.value).label),
+                line.count(one),
+                site.url("queue", name, state=one.value),
+            )
+            for one in State
+        ],
+        "jobs": jobs.jobs,
+        "newest": jobs.previous and site.url("queue", name, state=state.value),
+        "newer": jobs.previous and site.url("queue", name, state=state.value, at=jobs.previous),
+        "older": jobs.next and site.url("queue", name, state=state.value, at=jobs.next),
+        "names": sorted(line.row.names.items(), key=lambda item: -item[1])[:10],
+        "is_configured": name in get_settings().queues,
+        "limits_form": limits_form or LimitsForm(initial=row_limits(line.row)),
+        "clean_form": clean_form or CleanForm(name),
+        **_groups_context(name, group, group_form),
+        **_limiter_context(request, name, cached.value, limiter_form),
+    }
+    submitted = (limits_form, clean_form, group_form, limiter_form)
+    status = 400 if any(form is not None and form.errors for form in submitted) else 200
+    crumbs = [site.crumb("queues")]
+    return site.render(
+        request, "queue.html", name, context, tab="queues", crumbs=crumbs, read=cached, status=status
+    )
+
+
+@pages.act("pause_group", "queues/<djq:queue>/groups/pause/", rights.PAUSE)
+def pause_group(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
+    """Pause the group. Active jobs go on."""
+    return _set_group_paused(request, site, queue, paused=True)
+
+
+@pages.act("resume_group", "queues/<djq:queue>/groups/resume/", rights.PAUSE)
+def resume_group(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
+    """Resume the group."""
+    return _set_group_paused(request, site, queue, paused=False)
+
+
+@pages.act("group_limits", "queues/<djq:queue>/groups/limits/", rights.CONFIGURE)
+def group_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
+    """Change the limits of a group, or the default group limits."""
+    group = request.POST.get("group-name", "")
+
+    def read() -> dict[str, Any]:
+        found = get_storage().reads.groups(queue, 0, [group] if group else [])
+        return group_overrides(found.named[0]) if group else default_group_limits(found)
+
+    message = _("Changed the limits of group %(group)s.") if group else _("Changed the default group limits.")
+    return change_limits(
+        request,
+        site,
+        queue,
+        "group_limits",
+        "group_form",
+        (OneGroupForm if group else GroupForm)(request.POST),
+        read,
+        partial(Queue(queue).set_group_limit, group or None),
+        message % {"group": group},
+        {"group": group},
+        group=group,
+    )
+
+
+@pages.act("limiter", "queues/<djq:queue>/limiter/", rights.CONFIGURE)
+def limiter(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
+    """Change the limits of the shared limiter."""
+    name = get_settings().policy(queue).limiter
+    if name is None:
+        raise Http404
+    if not may_set_limiter(request, name):
+        audit.note(request, "limiter", queue=queue, refused=True, detail={"limiter": name})
+        raise PermissionDenied
+    handle = Limiter(name)
+    return change_limits(
+        request,
+        site,
+        queue,
+        "limiter",
+        "limiter_form",
+        LimiterForm(request.POST),
+        lambda: limiter_limits(handle.state()),
+        handle.set,
+        _("Changed the limits of %(limiter)s.") % {"limiter": name},
+        {"limiter": name},
+    )
+
+
+def queue_limits(name: str) -> dict[str, Any]:
+    """Return the current limits of a queue as form values."""
+    return row_limits(get_storage().reads.overview([name]).queues[0])
+
+
+def row_limits(row: QueueOverview) -> dict[str, Any]:
+    """Return the limits of a queue that was read before as form values."""
+    return {"rate": rendering.rate_text(row.rate), "concurrency": row.concurrency}
+
+
+def limiter_limits(state: LimiterState) -> dict[str, Any]:
+    """Return the limits of a shared limiter as form values."""
+    return {"rate": rendering.rate_text(state.rate), "concurrency": state.concurrency}
+
+
+def group_overrides(group: GroupOverview) -> dict[str, Any]:
+    """Return the overrides of a group as form values."""
+    overrides = group.overrides
+    return {
+        "concurrency": overrides.concurrency,
+        "rate": rendering.rate_text(overrides.rate),
+        "weight": overrides.weight,
+    }
+
+
+def default_group_limits(groups: GroupsOverview) -> dict[str, Any]:
+    """Return the default limits of groups as form values."""
+    return {"concurrency": groups.overrides.concurrency, "rate": rendering.rate_text(groups.overrides.rate)}
+
+
+def read_groups(queue: str, name: str = "") -> GroupsOverview:
+    """Return the busiest groups of a queue, and the named one if given."""
+    names = [name] if name else []
+    key = ("groups", queue, *names)
+    return snapshots.read(
+        key, lambda: get_storage().reads.groups(queue, SHOWN_GROUPS, names), versioned=True
+    ).value
+
+
+def groups_are_used(groups: GroupsOverview, queue: str) -> bool:
+    """Return whether the queue has group limits, or waiting jobs with a group."""
+    policy = get_settings().policy(queue)
+    is_configured = policy.group_rate or policy.group_weights or policy.group_concurrency != 1
+    is_overridden = any(value is not None and value is not False for value in groups.overrides)
+    return groups.mode != GLOBAL and bool(
+        groups.busiest or is_overridden or is_configured or groups.mode == KEYED
+    )
+
+
+def read_shared_limiter(
+    request: HttpRequest, queue: str, lines: Sequence[boards.QueueRow]
+) -> LimiterView | None:
+    """Return the shared limiter of a queue; None if it has none.
+
+    Args:
+        lines: The queues that the user can see.
+    """
+    name = get_settings().policy(queue).limiter
+    if name is None:
+        return None
+    state = snapshots.read(("limiter", name), lambda: get_storage().limiters.state(name)).value
+    sharing = queues_sharing(name)
+    takers = [line for line in lines if line.name in sharing and line.row.used]
+    return LimiterView(
+        name,
+        state,
+        tuple(sorted(takers, key=lambda line: (-line.row.used, line.name))),
+        tuple(one for one in state.waiting if rights.sees(request, one)),
+        not may_set_limiter(request, name),
+    )
+
+
+def queues_sharing(limiter: str) -> Mapping[str, Any]:
+    """Return the policies of the queues that share a limiter."""
+    return {name: policy for name, policy in get_settings().queues.items() if policy.limiter == limiter}
+
+
+def may_set_limiter(request: HttpRequest, limiter: str) -> bool:
+    """Return whether the user can see all queues that share a limiter."""
+    return all(rights.sees(request, name) for name in queues_sharing(limiter))
+
+
+def _unused(request: HttpRequest, lines: Sequence[QueueRow], term: str) -> list[str]:
+    """Return the queues of the settings that have had no job: they, too, can be paused on their pages."""
+    used = {line.name for line in lines}
+    names = (name for name in sorted(get_settings().queues) if name not in used and term in name.lower())
+    return [name for name in names if rights.sees(request, name)][:MAX_UNUSED]
+
+
+def _drain(line: QueueRow) -> float:
+    """Return the milliseconds until the queue drains; without an estimate, more than any estimate."""
+    left = line.forecast.left
+    if left is not None:
+        return left
+    return {NEVER: inf, STEADY: LONGEST_DRAIN, ESTIMATING: LONGEST_DRAIN / 2}.get(line.forecast.kind, 0.0)
+
+
+def _chart_numbers(lines: Sequence[QueueRow]) -> ChartNumbers:
+    if not lines:
+        return ChartNumbers([], [])
+    starts = [bucket.start for bucket in lines[0].buckets[::TABLE_MINUTES]]
+    rows = [
+        (
+            line.name,
+            [sum(line.history[at : at + TABLE_MINUTES]) for at in range(0, len(line.history), TABLE_MINUTES)],
+        )
+        for line in lines
+    ]
+    return ChartNumbers(starts, rows)
+
+
 def _set_paused(request: HttpRequest, site: DashboardSite, queue: str, *, paused: bool) -> HttpResponse:
     storage = get_storage()
     detail = {"old": {"paused": storage.queues.is_paused(queue)}, "new": {"paused": paused}}
@@ -116,3 +538,43 @@ def _set_paused(request: HttpRequest, site: DashboardSite, queue: str, *, paused
     message = _("Paused queue %(queue)s.") if paused else _("Resumed queue %(queue)s.")
     messages.success(request, message % {"queue": queue})
     return site.back(request, "queues")
+
+
+def _groups_context(name: str, group: str, form: forms.Form | None) -> dict[str, Any]:
+    groups = read_groups(name, group)
+    if form is None and group:
+        form = OneGroupForm(initial={"name": group, **group_overrides(groups.named[0])})
+    return {
+        "groups": groups,
+        "group": group,
+        "has_groups": bool(group) or groups_are_used(groups, name),
+        "group_form": form or GroupForm(initial=default_group_limits(groups)),
+    }
+
+
+def _limiter_context(
+    request: HttpRequest, name: str, board: boards.Board, form: forms.Form | None
+) -> dict[str, Any]:
+    shared = read_shared_limiter(request, name, board.lines)
+    if shared is None:
+        return {"shared": None}
+    return {
+        "shared": shared,
+        "limiter_form": form or LimiterForm(initial=limiter_limits(shared.state)),
+    }
+
+
+def _set_group_paused(request: HttpRequest, site: DashboardSite, queue: str, *, paused: bool) -> HttpResponse:
+    group = request.POST.get("group", "")
+    handle = Queue(queue)
+    [before] = get_storage().reads.groups(queue, 0, [group]).named
+    if paused:
+        handle.pause_group(group)
+        message = _("Paused group %(group)s.")
+    else:
+        handle.resume_group(group)
+        message = _("Resumed group %(group)s.")
+    detail = {"group": group, "old": {"paused": before.paused}, "new": {"paused": paused}}
+    audit.note(request, "pause_group" if paused else "resume_group", queue=queue, detail=detail)
+    messages.success(request, message % {"group": group})
+    return site.back(request, "queue", queue, group=group)

@@ -1,269 +1,552 @@
-"""Creating and editing schedules, with a preview of their next runs."""
+"""Schedules: the list, one schedule with its next and past runs, and actions on schedules.
 
-from copy import copy
-from typing import TYPE_CHECKING, Any
+Cron expressions are described in plain language.
+"""
 
-from django import forms
+import logging
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice, pairwise
+from typing import NamedTuple
+
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
+from django.utils.dates import MONTHS, WEEKDAYS
+from django.utils.text import capfirst, get_text_list
+from django.utils.translation import get_language, gettext_lazy, ngettext
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
-from djqueue.client import registry
-from djqueue.core.errors import ArgumentsError, DjqueueError
-from djqueue.core.units import to_datetime
-from djqueue.dashboard import audit, editing, redaction, rights, schedules
-from djqueue.dashboard.inputs import ArgumentsField, DateTimeInput, TimeField
-from djqueue.dashboard.pages import Pages
-from djqueue.dashboard.site import Crumb, DashboardSite, is_partial
-from djqueue.dashboard.tables import alias_of
-from djqueue.models import CronJob, ScheduleSource
-from djqueue.operations.agenda import shown
+from djqueue.client import get_storage, registry
+from djqueue.client.sending import enqueue
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.errors import DjqueueError, OptionError
+from djqueue.core.job import JobRecord
+from djqueue.core.states import LIVE, State
+from djqueue.core.units import to_datetime, to_milliseconds
+from djqueue.dashboard import audit, boards, reading, rendering, rights, tables
+from djqueue.dashboard.jsontext import ARGUMENTS
+from djqueue.dashboard.reading import CachedRead, snapshots
+from djqueue.dashboard.site import DashboardSite, Pages
+from djqueue.dashboard.tables import alias_of, rows_of
+from djqueue.models import CronJob, JobState, ScheduleSource
+from djqueue.operations.agenda import next_runs
+from djqueue.operations.cron import batch_of, job_id, options_of
+from djqueue.schedules import Schedule
+from djqueue.schedules.lines import LAST_DAY, LAST_WORKDAY, Fields, fields_of
 
+logger = logging.getLogger("djqueue.cron")
 pages = Pages()
+MAX_LISTED = 500
+"""Maximum schedules in the list."""
+NEXT_RUNS = 5
+"""Next runs shown."""
+PAST_RUNS = 30
+"""Past runs shown."""
+OVERDUE_AFTER = 90_000
+"""Milliseconds after which a missing run is overdue."""
+OUTCOMES_FRESH = 5_000
+"""Milliseconds before outcomes are read again."""
+MAX_SEARCHES = 6
+"""Maximum attempts to find past slots, each with another start time."""
+MAX_STEPS = 300
+"""Maximum slots examined per attempt."""
+ANY_DUE = "SELECT 1 FROM djqueue_cron_job WHERE enabled AND next_run_at < %s LIMIT 1"
+Outcomes = Mapping[tuple[str, str], State]
+"""States by queue and job ID. Removed jobs are missing."""
+MAX_TIMES = 6
+"""Maximum times of a day that are listed one by one."""
 
-HIDDEN = frozenset({"args", "kwargs"})
-"""Fields whose changes are recorded without their values."""
 
-if TYPE_CHECKING:
-    ModelForm = forms.ModelForm[CronJob]
-else:
-    ModelForm = forms.ModelForm
+class PastRun(NamedTuple):
+    """A slot in the past."""
 
-
-class ScheduleForm(ModelForm):
-    """A schedule. The model validates the fields."""
-
-    class Meta:
-        model = CronJob
-        fields = (
-            "name",
-            "job_name",
-            "queue",
-            "enabled",
-            "schedule",
-            "every",
-            "timezone",
-            "jitter",
-            "start_at",
-            "end_at",
-            "max_executions",
-            "overlap",
-            "missed",
-            "missed_window",
-            "blackouts",
-            "on_blackout",
-            "args",
-            "kwargs",
-        )
-        widgets = {
-            "start_at": DateTimeInput,
-            "end_at": DateTimeInput,
-            "blackouts": forms.Textarea(attrs={"rows": 3}),
-        }
-        field_classes = {"start_at": TimeField, "end_at": TimeField}
-
-    args = ArgumentsField(
-        kind=list,
-        label=gettext_lazy("Positional arguments"),
-        widget=forms.Textarea(attrs={"rows": 3, "class": "djq-mono"}),
-    )
-    kwargs = ArgumentsField(
-        kind=dict,
-        label=gettext_lazy("Keyword arguments"),
-        widget=forms.Textarea(attrs={"rows": 3, "class": "djq-mono"}),
-    )
-
-    def __init__(self, request: HttpRequest, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._request = request
-        row = self.instance
-        self._job_name = row.job_name
-        self._shown = shown_arguments(row)
-        for name in editing.ARGUMENTS:
-            self._arguments(name).show(getattr(row, name), self._shown[name], (name,))
-            self.initial[name] = self._arguments(name).initial
-        self.fields["job_name"].widget.attrs["list"] = "djq-names"
-        for field in self.fields.values():
-            field.show_hidden_initial = False  # the initial values are those of the row
+    slot: int
+    """UTC milliseconds."""
+    id: str
+    """ID of the job."""
+    state: State | None
+    """None if the job was removed, or the slot was skipped."""
 
     @property
-    def hides(self) -> bool:
-        """Whether part of the arguments is hidden."""
-        return any(self._arguments(name).draft.hidden for name in editing.ARGUMENTS)
+    def kind(self) -> str:
+        if self.state is None:
+            return "none"
+        return "live" if self.state in LIVE else self.state.value
 
-    def clean(self) -> dict[str, Any] | None:
-        """Reject queues that the user can't see, and arguments that would expose a hidden value."""
-        cleaned = super().clean()
-        self._check_queue()
-        if not {"job_name", *editing.ARGUMENTS} & self.errors.keys():
-            self._check_kept()
-            self._check_arguments()
-        return cleaned
-
-    def _check_arguments(self) -> None:
-        """Check the arguments as enqueueing the job does."""
-        call = {name: self.cleaned_data[name] for name in editing.ARGUMENTS}
-        try:
-            registry.check_arguments(self.cleaned_data.get("job_name", ""), [call])
-        except ArgumentsError as error:
-            self.add_error(None, str(error))
-
-    def _check_queue(self) -> None:
-        """Check the queue of the jobs, which may be the job's default."""
-        row = CronJob(
-            queue=self.cleaned_data.get("queue") or "", job_name=self.cleaned_data.get("job_name", "")
-        )
-        if "queue" in self.errors or schedules.sees(self._request, row):
-            return
-        if schedules.has_known_queue(row):
-            self.add_error("queue", _("The queue doesn't exist or you don't have access."))
-        else:
-            self.add_error("queue", _("Enter a queue: this process doesn't know the job's default."))
-
-    def _check_kept(self) -> None:
-        """Check that hidden values that are kept stay hidden."""
-        kept = {
-            name: self._arguments(name).keeps(self.data.get(self.add_prefix(name), ""))
-            for name in editing.ARGUMENTS
-        }
-        if not any(kept.values()):
-            return
-        name = self.cleaned_data["job_name"]
-        if name != self._job_name:
-            self.add_error("job_name", _("Hidden values can't be passed to another job. Enter new values."))
-            return
-        now = redaction.arguments(name, *(self.cleaned_data[part] for part in editing.ARGUMENTS))
-        drafts = {part: self._arguments(part).draft for part in editing.ARGUMENTS}
-        if editing.uncovers(self._shown, now, drafts, kept):
-            self.add_error(None, _("These arguments would expose a hidden value. Enter a new value instead."))
-
-    def _arguments(self, name: str) -> ArgumentsField:
-        field = self.fields[name]
-        assert isinstance(field, ArgumentsField)
-        return field
-
-    def changes(self) -> dict[str, Any]:
-        """Return the old and the new value of each changed field.
-
-        Arguments count as changed if their text differs: comparing them with the old values would confirm the
-        guess of a hidden one.
-        """
-        found: dict[str, Any] = {}
-        for name in self.changed_data:
-            old, new = self.initial.get(name), getattr(self.instance, name)
-            if old != new:
-                found[name] = "changed" if name in HIDDEN else [_written(old), _written(new)]
-        return found
+    @property
+    def label(self) -> str:
+        return _("no longer kept") if self.state is None else str(JobState(self.state.value).label)
 
 
-def shown_arguments(row: CronJob) -> dict[str, Any]:
-    """Return what may be seen of a schedule's arguments."""
-    found = redaction.arguments(row.job_name, row.args, row.kwargs)
-    if isinstance(found, dict) and found.keys() == set(editing.ARGUMENTS):
-        return found
-    return dict.fromkeys(editing.ARGUMENTS, redaction.Hidden())
+class ScheduleRow(NamedTuple):
+    """A schedule with its next and past runs."""
+
+    row: CronJob
+    queue: str
+    """Queue of the schedule's jobs."""
+    words: str
+    """Frequency as text; empty if unknown."""
+    runs: list[int]
+    """Next runs, in UTC milliseconds."""
+    problem: str
+    """Why the next runs are unknown."""
+    is_due: bool
+    """Whether the first of these waits for a worker."""
+    is_overdue: bool
+    is_known: bool
+    """Whether this process has a handler of this name."""
+    past: list[PastRun]
+    """Oldest first."""
+
+    @property
+    def last(self) -> PastRun | None:
+        return self.past[-1] if self.past else None
+
+    @property
+    def bars(self) -> list[tuple[str, float]]:
+        """The bars of past runs; failed runs are the tallest."""
+        tall = {"completed": 0.6, "failed": 1.0, "cancelled": 0.8, "live": 0.35, "none": 0.1}
+        return [(run.kind, tall[run.kind]) for run in self.past]
+
+    @property
+    def summary(self) -> str:
+        """The past runs as text."""
+        count = len(self.past)
+        text = ngettext("Last %(count)d run", "Last %(count)d runs", count) % {"count": count}
+        labels = Counter(run.label for run in self.past)
+        return f"{text}: " + ", ".join(f"{number} {label}" for label, number in labels.most_common())
+
+    @property
+    def can_be_edited(self) -> bool:
+        """Whether the schedule was created on the dashboard."""
+        return self.row.source == ScheduleSource.HAND
+
+    @property
+    def can_be_deleted(self) -> bool:
+        """Whether the schedule can be deleted. Code would declare its own schedules again."""
+        return self.row.source != ScheduleSource.CODE
+
+    @property
+    def can_be_switched(self) -> bool:
+        """Whether the schedule can be switched. One that code no longer declares stays disabled."""
+        return self.row.enabled or self.row.source != ScheduleSource.WITHDRAWN
 
 
-@pages.show("cron_new", "cron/new/", rights.CRON)
-def new(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Show the form of a new schedule."""
-    return _page(request, site, ScheduleForm(request, instance=CronJob()))
+def visible(request: HttpRequest) -> list[CronJob]:
+    """Return the schedules whose queues the user can see, by name."""
+    return [row for row in rows_of(CronJob).order_by("name")[:MAX_LISTED] if sees_schedule(request, row)]
 
 
-@pages.act("cron_create", "cron/create/", rights.CRON)
-def create(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Create a schedule, or preview its runs."""
-    return _save(request, site, CronJob(), "cron_create")
+def find(request: HttpRequest, pk: int) -> CronJob | None:
+    """Return a schedule; None if it doesn't exist or the user can't see it."""
+    row = rows_of(CronJob).filter(pk=pk).first()
+    return row if row is not None and sees_schedule(request, row) else None
 
 
-@pages.show("cron_edit", "cron/<int:pk>/edit/", rights.CRON)
-def edit(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
-    """Show the form of a schedule that was created on the dashboard."""
-    row = schedules.one(request, pk)
-    if row is None or row.source != ScheduleSource.HAND:
-        return _refused(request, site, row)
-    return _page(request, site, ScheduleForm(request, instance=row))
+def sees_schedule(request: HttpRequest, row: CronJob) -> bool:
+    """Return whether the user can see the queue of a schedule's jobs.
+
+    If this process can't tell the queue, only users who can see every queue may.
+    """
+    if not rights.hides_queues():
+        return True
+    if not has_known_queue(row) and not boards.sees_all(request):
+        return False
+    return rights.sees(request, queue_of(row))
 
 
-@pages.act("cron_save", "cron/<int:pk>/save/", rights.CRON)
-def save(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
-    """Save a schedule, or preview its runs."""
-    row = schedules.one(request, pk)
-    if row is None or row.source != ScheduleSource.HAND:
-        return _refused(request, site, row)
-    return _save(request, site, row, "cron_save")
+def has_known_queue(row: CronJob) -> bool:
+    """Return whether this process can tell the queue of a schedule's jobs.
+
+    A row without a queue uses the job's default, which only a process with the job's handler knows.
+    """
+    return bool(row.queue) or registry.find(row.job_name) is not None
 
 
-def _save(request: HttpRequest, site: DashboardSite, row: CronJob, page: str) -> HttpResponse:
-    form = ScheduleForm(request, request.POST, instance=row)
-    if not form.is_valid() or request.POST.get("djq_do") != "save":
-        return _page(request, site, form)
-    row.save(using=alias_of(CronJob))
-    if form.has_changed():
-        audit.note(
-            request, page, queue=schedules.queue_of(row), detail={"name": row.name, "changed": form.changes()}
-        )
-    if row.job_name not in registry.names():
-        message = _("No handler is registered as %(name)s. Check the job name.")
-        messages.warning(request, message % {"name": row.job_name})
-    messages.success(request, _("Saved %(name)s.") % {"name": row.name})
-    return site.back(request, "schedule", row.pk)
-
-
-def _page(request: HttpRequest, site: DashboardSite, form: ScheduleForm) -> HttpResponse:
-    row = form.instance
-    context: dict[str, Any] = {
-        "form": form,
-        "row": row,
-        "names": registry.names(),
-        "save_url": site.url("cron_save", row.pk) if row.pk else site.url("cron_create"),
-        "errors": _errors(form) if form.is_bound else [],
-        **_preview(form),
-    }
-    crumbs = [site.crumb("cron")]
-    if row.pk:
-        crumbs.append(Crumb(form.initial["name"], site.url("schedule", row.pk)))
-    title = _("Edit schedule") if row.pk else _("Add schedule")
-    # The preview of an incomplete form is a regular response.
-    status = 400 if form.is_bound and form.errors and not is_partial(request) else 200
-    return site.render(
-        request, "schedule_form.html", title, context, tab="cron", crumbs=crumbs, status=status
-    )
-
-
-def _errors(form: ScheduleForm) -> list[tuple[str, list[str]]]:
-    """Return errors by the label of their field; the label is empty for the whole form."""
+def overdue(request: HttpRequest) -> list[CronJob]:
+    """Return the overdue schedules that the user can see, the most overdue first."""
     return [
-        (str(form[name].label) if name in form.fields else "", list(map(str, problems)))
-        for name, problems in form.errors.items()
+        row
+        for row in snapshots.read("overdue", _overdue, fresh=OUTCOMES_FRESH).value
+        if sees_schedule(request, row)
     ]
 
 
-def _preview(form: ScheduleForm) -> dict[str, Any]:
-    """Return the frequency and the next runs in the schedule's time zone."""
-    if form.is_bound and not form.is_valid():
-        return {}
-    row = copy(form.instance)
-    if not (row.schedule or row.every):
-        return {}
-    if form.is_bound:
-        row.next_run_at = None  # computed from the edited fields
+def overdue_parts(request: HttpRequest) -> Hashable:
+    """Return what the overview shows of schedules: see `reading.Parts`."""
+    return tuple((row.pk, row.name, row.next_run_at) for row in overdue(request))
+
+
+def schedule_parts(request: HttpRequest) -> Hashable:
+    """Return what pages show of schedules: see `reading.Parts`.
+
+    Arguments are left out: the tag of a page would confirm the guess of a hidden value.
+    """
+    rows = rows_of(CronJob).defer(*ARGUMENTS).order_by("name")[:MAX_LISTED]
+    return tuple(
+        tuple(getattr(row, name) for name in _columns()) for row in rows if sees_schedule(request, row)
+    )
+
+
+def rows_for(rows: Sequence[CronJob]) -> CachedRead[list[ScheduleRow]]:
+    """Return schedules with their runs, using one read per queue for the outcomes."""
+    now = SYSTEM_CLOCK.now()
+    slots = {row.pk: _past(row) for row in rows}
+    wanted: dict[str, list[str]] = {}
+    for row in rows:
+        wanted.setdefault(queue_of(row), []).extend(job_id(row, slot) for slot in slots[row.pk])
+    key = ("cron", *((row.pk, row.last_run_at) for row in rows))
+    cached = snapshots.read(key, lambda: _outcomes(wanted), fresh=OUTCOMES_FRESH, versioned=True)
+    found = [_row(row, slots[row.pk], cached.value, now) for row in rows]
+    return cached._replace(value=found)  # type: ignore[arg-type, return-value]
+
+
+def changes_at(request: HttpRequest, shown: Sequence[ScheduleRow]) -> None:
+    """Let a page expire when one of these schedules runs next or becomes overdue."""
+    for row in shown:
+        if row.runs and not row.is_overdue:
+            reading.expire_at(request, row.runs[0])
+            reading.expire_at(request, row.runs[0] + OVERDUE_AFTER)
+
+
+def queue_of(row: CronJob) -> str:
+    """Return the queue of a schedule's jobs; empty if unknown."""
     try:
-        runs = [shown(row, to_datetime(at)) for at in schedules.upcoming(row)]
-        return {"words": schedules.words_of(row), "runs": runs}
-    except DjqueueError as error:
-        return {"problem": str(error)}
+        return options_of(row).queue or ""
+    except DjqueueError:
+        return row.queue
 
 
-def _refused(request: HttpRequest, site: DashboardSite, row: CronJob | None) -> HttpResponse:
+def words_of(row: CronJob) -> str:
+    """Return the frequency of a schedule as text.
+
+    Raises:
+        OptionError: The schedule is not valid.
+    """
+    if row.every is not None:
+        return _("Every %s") % rendering.duration(row.timing().every or 0)
+    return describe_cron(row.schedule)
+
+
+def upcoming(row: CronJob) -> list[int]:
+    """Return the next runs, in UTC milliseconds.
+
+    Raises:
+        DjqueueError: The schedule is not valid.
+    """
+    return [to_milliseconds(at) for at in islice(next_runs(row), NEXT_RUNS)]
+
+
+@pages.show("cron", "cron/", rights.VIEW, gettext_lazy("Cron"), schedule_parts)
+def cron(request: HttpRequest, site: DashboardSite) -> HttpResponse:
+    """List all schedules, by next run."""
+    cached = rows_for(visible(request))
+    rows = sorted(
+        cached.value, key=lambda one: (not one.row.enabled, one.runs[:1] or [1 << 62], one.row.name)
+    )
+    changes_at(request, rows)
+    context = {"schedules": rows, "limit": MAX_LISTED}
+    return site.render(request, "cron.html", _("Cron"), context, tab="cron", read=cached)
+
+
+@pages.show("schedule", "cron/<int:pk>/", rights.VIEW, parts=schedule_parts)
+def schedule(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
+    """Show a schedule with the outcomes of its last runs."""
+    crumbs = [site.crumb("cron")]
+    row = find(request, pk)
     if row is None:
-        messages.warning(request, _("This schedule no longer exists."))
+        title, text = _("Schedule not found"), _("Schedule not found.")
+        return site.not_found(request, title, text, tab="cron", crumbs=crumbs)
+    cached = rows_for([row])
+    [one] = cached.value
+    changes_at(request, [one])
+    context = {"one": one, "history": list(reversed(_history(one)))}
+    return site.render(request, "schedule.html", row.name, context, tab="cron", crumbs=crumbs, read=cached)
+
+
+@pages.act("cron_run", "cron/<int:pk>/run/", rights.CRON)
+def run(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
+    """Enqueue a job of the schedule now."""
+    row = find(request, pk)
+    if row is None:
+        return _gone(request, site)
+    try:
+        results = enqueue(get_storage(), batch_of(row, None))
+    except DjqueueError:
+        raise
+    except Exception as error:
+        # Raised by the project's middleware.
+        logger.exception("Schedule %s: its job was not enqueued.", row.name)
+        messages.error(request, _("The action failed: %(error)s") % {"error": error})
         return site.back(request, "cron")
-    messages.warning(request, _("This schedule is declared in code. Edit the code instead."))
-    return site.back(request, "schedule", row.pk)
+    for result in results:
+        audit.note(
+            request, "cron_run", queue=result.queue, job_id=result.id, count=1, detail={"name": row.name}
+        )
+    messages.success(request, _("Enqueued a job for %(name)s.") % {"name": row.name})
+    return site.back(request, "cron")
 
 
-def _written(value: Any) -> Any:
-    """Return a value as JSON represents it."""
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+@pages.act("cron_switch", "cron/<int:pk>/switch/", rights.CRON)
+def switch(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
+    """Enable or disable the schedule. Runs missed while disabled are not made up for."""
+    row = find(request, pk)
+    if row is None:
+        return _gone(request, site)
+    on = request.POST.get("on") == "1"
+    [one] = rows_for([row]).value
+    if on and not one.can_be_switched:
+        messages.warning(request, _("A schedule no longer declared in code can't be enabled."))
+        return site.back(request, "cron")
+    if row.enabled != on:
+        row.enabled = on
+        row.save(using=alias_of(CronJob), update_fields=["enabled"])
+        audit.note(
+            request,
+            "cron_switch",
+            queue=one.queue,
+            detail={"name": row.name, "old": {"enabled": not on}, "new": {"enabled": on}},
+        )
+    message = _("Enabled %(name)s.") if on else _("Disabled %(name)s.")
+    messages.success(request, message % {"name": row.name})
+    return site.back(request, "cron")
+
+
+@pages.act("cron_delete", "cron/<int:pk>/delete/", rights.CRON)
+def delete(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
+    """Delete the schedule; its jobs are kept. Entering its name confirms the deletion."""
+    row = find(request, pk)
+    if row is None:
+        return _gone(request, site)
+    [one] = rows_for([row]).value
+    if not one.can_be_deleted:
+        messages.warning(
+            request, _("A schedule declared in code can't be deleted. Disable the schedule instead.")
+        )
+        return site.back(request, "schedule", pk)
+    if request.POST.get("confirm") != row.name:
+        messages.warning(request, _("Enter the schedule's name to confirm."))
+        return site.back(request, "schedule", pk)
+    row.delete(using=alias_of(CronJob))
+    audit.note(request, "cron_delete", queue=one.queue, detail={"name": row.name, "job": row.job_name})
+    messages.success(request, _("Deleted %(name)s.") % {"name": row.name})
+    return site.back(request, "cron")
+
+
+def describe_cron(expression: str) -> str:
+    """Describe a cron expression.
+
+    Raises:
+        OptionError: The expression is not valid; checked before any of it is expanded.
+    """
+    return _describe_cron(expression, get_language())
+
+
+def _overdue() -> list[CronJob]:
+    now = SYSTEM_CLOCK.now()
+    if not tables.select(CronJob, ANY_DUE, (now - OVERDUE_AFTER,)):
+        return []
+    late = (
+        rows_of(CronJob)
+        .filter(enabled=True, next_run_at__lt=to_datetime(now - OVERDUE_AFTER))
+        .order_by("next_run_at")
+    )
+    return [row for row in late[:MAX_LISTED] if _is_late(row, now)]
+
+
+@lru_cache(maxsize=1)
+def _columns() -> tuple[str, ...]:
+    """Return the columns that pages show."""
+    return tuple(field.attname for field in CronJob._meta.concrete_fields if field.name not in ARGUMENTS)
+
+
+def _row(row: CronJob, slots: Sequence[int], outcomes: Outcomes, now: int) -> ScheduleRow:
+    queue, problem, runs, words = queue_of(row), "", [], ""
+    try:
+        words = words_of(row)
+        runs = upcoming(row) if row.enabled else []
+    except DjqueueError as error:
+        problem = str(error)
+    past = [PastRun(slot, job_id(row, slot), outcomes.get((queue, job_id(row, slot)))) for slot in slots]
+    is_due, is_late = (bool(runs) and runs[0] <= now - late for late in (0, OVERDUE_AFTER))
+    is_known = row.job_name in registry.names()
+    return ScheduleRow(row, queue, words, runs, problem, is_due, is_late, is_known, past)
+
+
+def _is_late(row: CronJob, now: int) -> bool:
+    """Return whether a run is overdue, including its jitter."""
+    try:
+        assert row.next_run_at is not None
+        return row.timing().fires_at(to_milliseconds(row.next_run_at), row.name) < now - OVERDUE_AFTER
+    except DjqueueError:
+        return False
+
+
+def _outcomes(wanted: Mapping[str, Sequence[str]]) -> Outcomes:
+    outcomes: dict[tuple[str, str], State] = {}
+    for queue, ids in wanted.items():
+        if queue and ids:
+            states = get_storage().reads.states(queue, ids)
+            outcomes.update({(queue, one): state for one, state in zip(ids, states, strict=True) if state})
+    return outcomes
+
+
+def _past(row: CronJob) -> tuple[int, ...]:
+    """Return the past slots, oldest first, from which the IDs of jobs are made."""
+    limit = min(PAST_RUNS, row.executions)
+    if row.last_run_at is None or not limit:
+        return ()
+    try:
+        return _slots(row.timing(), to_milliseconds(row.last_run_at), limit)
+    except OptionError:
+        return ()
+
+
+@lru_cache(maxsize=2_048)
+def _slots(schedule: Schedule, last: int, limit: int) -> tuple[int, ...]:
+    """Return up to `limit` slots that end with the last one.
+
+    Schedules can only be stepped forward, so the search starts earlier and earlier.
+    """
+    following = schedule.next_slot(last)
+    gap = following - last if following is not None else 86_400_000
+    past, width, is_narrowed = [last], (limit + 1) * gap, False
+    for _attempt in range(MAX_SEARCHES):
+        begin = max(0, last - width)
+        slots = list(islice(_between(schedule, begin, last), MAX_STEPS))
+        if not slots or slots[-1] != last:  # more slots than are examined
+            width, is_narrowed = width // 16, True
+            continue
+        past = slots[-limit:]
+        if len(past) == limit or not begin or is_narrowed:
+            break
+        width *= 4
+    return tuple(past)
+
+
+def _between(schedule: Schedule, begin: int, last: int) -> Iterator[int]:
+    slot = schedule.next_slot(begin)
+    while slot is not None and slot <= last:
+        yield slot
+        slot = schedule.next_slot(slot)
+
+
+def _history(one: ScheduleRow) -> list[tuple[PastRun, JobRecord | None]]:
+    """Return the last runs with their jobs, if still kept; oldest first."""
+    ids = [run.id for run in one.past]
+    records = get_storage().reads.jobs(one.queue, ids) if ids and one.queue else [None] * len(ids)
+    return list(zip(one.past, records, strict=True))
+
+
+def _gone(request: HttpRequest, site: DashboardSite) -> HttpResponse:
+    messages.warning(request, _("This schedule no longer exists."))
+    return site.back(request, "cron")
+
+
+@lru_cache(maxsize=1024)
+def _describe_cron(expression: str, _language: str | None) -> str:
+    fields = fields_of(expression)
+    parts = [_describe_time(fields), _describe_day(fields), _describe_month(fields)]
+    return str(capfirst(", ".join(filter(None, parts))))
+
+
+def _describe_time(fields: Fields) -> str:
+    seconds, minutes, hours = (sorted(one) for one in (fields.seconds, fields.minutes, fields.hours))
+    if seconds != [0]:
+        at = ngettext("at second %s", "at seconds %s", len(seconds))
+        parts = [_within(seconds, 60, _("every second"), _("every %s seconds"), at)]
+        if len(minutes) < 60:
+            parts.append(ngettext("in minute %s", "in minutes %s", len(minutes)) % _listed(minutes))
+        return ", ".join(parts + _hours(hours))
+    if len(minutes) * len(hours) <= MAX_TIMES and len(hours) < 24:
+        times = [f"{hour:02}:{minute:02}" for hour in hours for minute in minutes]
+        return _("at %s") % get_text_list(times, _("and"))
+    if minutes == [0] and (step := _step(hours, 24)):
+        return _("every hour") if step == 1 else _("every %s hours") % step
+    at = ngettext("at minute %s", "at minutes %s", len(minutes))
+    parts = [_within(minutes, 60, _("every minute"), _("every %s minutes"), at)]
+    return ", ".join(parts + _hours(hours))
+
+
+def _hours(hours: Sequence[int]) -> list[str]:
+    if len(hours) == 24:
+        return []
+    return [ngettext("in hour %s", "in hours %s", len(hours)) % _listed(hours)]
+
+
+def _within(values: Sequence[int], all_of: int, every: str, each: str, at: str) -> str:
+    step = _step(values, all_of)
+    if step:
+        return every if step == 1 else each % step
+    return at % _listed(values)
+
+
+def _step(values: Sequence[int], all_of: int) -> int:
+    """Return the step of values that repeat forever, such as those of `*/5`; 0 if there is none."""
+    steps = {later - earlier for earlier, later in pairwise([*values, values[0] + all_of])}
+    return steps.pop() if len(steps) == 1 and values[0] == 0 and len(values) > 1 else 0
+
+
+def _describe_day(fields: Fields) -> str:
+    is_any_day, is_any_weekday = len(fields.days) == 31, len(fields.weekdays) == 7
+    days, weekdays = _days(fields.days), _weekdays(fields.weekdays)
+    if is_any_day and is_any_weekday:
+        return _("every day") if len(fields.hours) < 24 else ""
+    # Either field may match, so if one allows any day, every day matches.
+    if not fields.is_both and (is_any_day or is_any_weekday):
+        return _("every day")
+    if is_any_weekday:
+        return days
+    if is_any_day:
+        return weekdays
+    if fields.is_both:
+        return _("%(days)s if that is %(weekdays)s") % {"days": days, "weekdays": weekdays}
+    return _("%(days)s, or %(weekdays)s") % {"days": days, "weekdays": weekdays}
+
+
+def _days(days: Iterable[int]) -> str:
+    named = {LAST_DAY: _("on the last day of the month"), LAST_WORKDAY: _("on the last workday of the month")}
+    plain = sorted(set(days) - named.keys())
+    day = ngettext("on day %s of the month", "on days %s of the month", len(plain))
+    parts = [day % _listed(plain)] if plain else []
+    parts += [text for day, text in named.items() if day in days]
+    return get_text_list(parts, _("and"))
+
+
+def _weekdays(weekdays: Iterable[int | tuple[int, int]]) -> str:
+    # Weeks start on Monday.
+    plain = sorted((one + 6) % 7 for one in weekdays if isinstance(one, int))
+    parts = [_("on %s") % _listed(plain, [str(WEEKDAYS[day]) for day in range(7)])] if plain else []
+    for day, which in sorted(one for one in weekdays if isinstance(one, tuple)):
+        name = WEEKDAYS[(day + 6) % 7]
+        if which == LAST_DAY:
+            parts.append(_("on the last %(weekday)s of the month") % {"weekday": name})
+        else:
+            text = _("on %(weekday)s no. %(number)d of the month")
+            parts.append(text % {"weekday": name, "number": which})
+    return get_text_list(parts, _("and"))
+
+
+def _describe_month(fields: Fields) -> str:
+    months = sorted(fields.months)
+    if len(months) == 12:
+        return ""
+    return _("in %s") % _listed(months, ["", *(str(MONTHS[month]) for month in range(1, 13))])
+
+
+def _listed(values: Sequence[int], names: Sequence[str] = ()) -> str:
+    """Return values as text, with three or more in a row as a range."""
+    runs: list[list[int]] = []
+    for value in values:
+        if runs and runs[-1][-1] == value - 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    parts: list[str] = []
+    for run in runs:
+        shown = [names[value] if names else str(value) for value in run]
+        if len(run) > 2:
+            shown = [_("%(first)s to %(last)s") % {"first": shown[0], "last": shown[-1]}]
+        parts += shown
+    return get_text_list(parts, _("and"))

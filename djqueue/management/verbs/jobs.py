@@ -11,7 +11,7 @@ from djqueue.client.results import wait_for
 from djqueue.core.errors import JobFailedError, JobTimeoutError
 from djqueue.core.job import EnqueueResult, JobRecord
 from djqueue.core.states import State
-from djqueue.dashboard import explanations, redaction
+from djqueue.dashboard import redaction, rendering
 from djqueue.management.flags import count, seconds
 from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
@@ -119,7 +119,7 @@ def job(options: Options, output: Output) -> None:
     info, shown = JobInfo(record), options["show_payload"]
     if shown:
         note("reveal", queue=queue, job_id=record.id, count=1)
-    reason = explanations.reason(storage.reads.explain(queue, record.id), lambda _: True)
+    reason = rendering.explain(storage.reads.explain(queue, record.id), lambda _: True)
     values = {
         **_summary(record),
         "not_running_because": None if reason is None else reason.sentence,

@@ -7,7 +7,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from djqueue import Queue
 from djqueue.client import get_storage
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard.reading import snapshots
 from djqueue.testing.factories import a_failed_job
 from tests.dashboard.test_streams import Served, served
 from tests.dashboard.visiting import PAGES, address

@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import expect
 
 from djqueue.client import get_storage
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard.reading import snapshots
 from djqueue.testing.factories import worker
 from tests.dashboard.browser.test_access import violations
 from tests.dashboard.visiting import PAGES, address

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from djqueue import Queue
-from djqueue.dashboard.snapshot import snapshots
+from djqueue.dashboard.reading import snapshots
 from tests.dashboard.browser.test_live import BY_NAME, look, look_until_unchanged
 from tests.dashboard.visiting import address
 

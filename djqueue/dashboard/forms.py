@@ -1,7 +1,8 @@
-"""Form fields for times and JSON, and checks of values that no storage accepts."""
+"""Form fields for times and JSON, and checks of values that no storage or function accepts."""
 
+import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,41 +12,18 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
+from djqueue.client import registry
 from djqueue.core.states import State
-
-from . import jsontext
-from .jsontext import Draft, MalformedError
+from djqueue.dashboard import jsontext
+from djqueue.dashboard.jsontext import Draft, MalformedError
 
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 LATEST = datetime(9998, 1, 1, tzinfo=UTC)
 """Later times overflow Python's calendar in some time zone, or when a minute is added."""
 
 
-def read_state(text: str) -> State | None:
-    """Return the state with this name; None if there is none."""
-    return State(text) if text in {state.value for state in State} else None
-
-
 class BadInputError(Exception):
     """A request has a value that no form of the dashboard sends. The message starts with the field's name."""
-
-
-def check(request: HttpRequest, captured: Mapping[str, Any]) -> None:
-    """Raise BadInputError if a parameter or path segment contains NUL, which PostgreSQL can't store."""
-    found = [*captured.items()]
-    for given in (request.GET, request.POST):
-        found += [(name, value) for name, values in given.lists() for value in (name, *values)]
-    for name, value in found:
-        if isinstance(value, str) and "\0" in value:
-            shown = name.replace("\0", "")
-            raise BadInputError(f"{shown}: {_('The value contains a NUL character.')}")
-
-
-def check_hidden(form: forms.BaseForm) -> None:
-    """Raise BadInputError if a hidden field is not valid, because users can't correct it."""
-    for field in form.hidden_fields():
-        if field.errors:
-            raise BadInputError(f"{field.name}: {' '.join(map(str, field.errors))}")
 
 
 class DateTimeInput(forms.DateTimeInput):
@@ -128,6 +106,38 @@ class ArgumentsField(forms.Field):
     def keeps(self, text: str) -> set[str]:
         """Return the placeholders that a valid text has kept."""
         return jsontext.placeholders(text) & self.draft.hidden.keys() if text.strip() else set()
+
+
+def read_state(text: str) -> State | None:
+    """Return the state with this name; None if there is none."""
+    return State(text) if text in {state.value for state in State} else None
+
+
+def check_request(request: HttpRequest, captured: Mapping[str, Any]) -> None:
+    """Raise BadInputError if a parameter or path segment contains NUL, which PostgreSQL can't store."""
+    pairs = [*captured.items()]
+    for query in (request.GET, request.POST):
+        pairs += [(name, value) for name, values in query.lists() for value in (name, *values)]
+    for name, value in pairs:
+        if isinstance(value, str) and "\0" in value:
+            shown = name.replace("\0", "")
+            raise BadInputError(f"{shown}: {_('The value contains a NUL character.')}")
+
+
+def check_hidden(form: forms.BaseForm) -> None:
+    """Raise BadInputError if a hidden field is not valid, because users can't correct it."""
+    for field in form.hidden_fields():
+        if field.errors:
+            raise BadInputError(f"{field.name}: {' '.join(map(str, field.errors))}")
+
+
+def check_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise ValidationError if the function of a registered job does not accept the arguments."""
+    try:
+        inspect.signature(registry.get(name).function).bind(*args, **kwargs)
+    except TypeError as error:
+        message = _("The job does not accept these arguments: %(error)s.")
+        raise ValidationError(message, params={"error": error}) from None
 
 
 def _texts(value: Any) -> Iterator[str]:

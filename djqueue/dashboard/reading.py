@@ -1,25 +1,42 @@
-"""A cache of reads that all users of a process share: fifty open pages cost one read per second."""
+"""Cached reads that all users of a process share, and the freshness of the pages made from them.
+
+Fifty open pages cost one read per second. The live part of a page carries a tag of three parts: a hash of its
+HTML, the version of the data that it was made from, and an expiry time. A request that sends a tag with the
+current version before that time gets status 304 at once. With another version, the part is rendered and its
+hash is compared.
+
+The version is read before the data. Data newer than its version therefore costs one more response, but no
+change is missed. Whatever the version doesn't cover must limit the expiry time: see `Watch` and `expire_at`.
+"""
 
 import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Container, Hashable
+from hashlib import blake2b, sha256
 from threading import Lock, Thread, local
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from django.conf import settings
 from django.core.signals import setting_changed
 from django.db import connections
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.encoding import force_bytes
+from django.utils.translation import get_language
 
+from djqueue._version import __version__
+from djqueue.client import get_storage, registry
+from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadlines import remaining, within
-from djqueue.core.errors import StorageError, StorageUnavailableError
-
-from .watchdog import watchdog
-
-T = TypeVar("T")
+from djqueue.core.errors import DjqueueError, StorageError, StorageUnavailableError
+from djqueue.core.metrics import MINUTE
+from djqueue.dashboard import rights
+from djqueue.dashboard.outages import watchdog
 
 logger = logging.getLogger("djqueue.dashboard")
-
+T = TypeVar("T")
 FRESH = 1_000
 """Milliseconds before a value is read again."""
 SHARE = 10
@@ -36,10 +53,15 @@ BACKGROUND_LIMIT = 30.0
 """Seconds that a read in the background may take."""
 MAX_ENTRIES = 200
 """Maximum cached reads; the least recently used one is dropped first."""
+REQUEST_ATTRIBUTE = "_djqueue_cache"
+FRESHNESS_ATTRIBUTE = "_djqueue_freshness"
+ALL_RIGHTS = tuple(value for name, value in vars(rights).items() if name.isupper() and isinstance(value, str))
+Parts = Callable[[HttpRequest], Hashable]
+"""Returns what a page shows beyond the storage's data. Called for each request, so it must be cheap."""
 
 
 class Watch:
-    """The snapshots that a thread has used, and until when they are valid.
+    """The cached reads that a thread has used, and until when they are valid.
 
     Attributes:
         since: Monotonic milliseconds. A value read since then, and determined by the storage alone, has the
@@ -55,7 +77,7 @@ class Watch:
         self._covered = covered
 
     def note(self, key: Hashable, cached: "CachedRead[Any]", again: int, *, versioned: bool) -> None:
-        """Note that a snapshot was used, and when it is read again."""
+        """Note that a read was used, and when it is read again."""
         self.keys.add(key)
         if key in self._covered or (versioned and cached.began >= self._since):
             return
@@ -227,6 +249,32 @@ class ReadCache:
             return entry
 
 
+class Tag(NamedTuple):
+    """The tag of a live part."""
+
+    html: str
+    version: str
+    until: int
+    """Expiry time, in UTC milliseconds."""
+
+    def __str__(self) -> str:
+        return f"{self.html}.{self.version}.{self.until}" if self.version else self.html
+
+
+class Fresh:
+    """The freshness of the live part of one request."""
+
+    def __init__(self, version: str, at: int) -> None:
+        self.version = version
+        self.at = at
+        """Time at which the version was read, in UTC milliseconds."""
+        self.until = (at // MINUTE + 1) * MINUTE  # charts and rates change with the minute
+
+    def limit(self, until: int) -> None:
+        """Let the page expire at a time at which it may change without a change of the version."""
+        self.until = min(self.until, until)
+
+
 snapshots = ReadCache()
 """The cache of this process."""
 
@@ -237,3 +285,99 @@ def _on_setting_changed(*, setting: str, **_: object) -> None:
 
 
 setting_changed.connect(_on_setting_changed)
+
+
+def once_per_request(request: HttpRequest, key: Hashable, read: Callable[[], T]) -> T:
+    """Return the value of a key, calling `read` the first time only."""
+    values: dict[Hashable, T] = request.__dict__.setdefault(REQUEST_ATTRIBUTE, {})
+    if key not in values:
+        values[key] = read()
+    return values[key]
+
+
+def set_for_request(request: HttpRequest, key: Hashable, value: object) -> None:
+    """Set the value of a key for the rest of the request."""
+    request.__dict__.setdefault(REQUEST_ATTRIBUTE, {})[key] = value
+
+
+def no_parts(_request: HttpRequest) -> Hashable:
+    """Return nothing, for pages that the storage's version covers completely."""
+    return ()
+
+
+def watch_page(request: HttpRequest, parts: Parts) -> Fresh | None:
+    """Read the version of a page and watch its reads; None if the storage has no version."""
+    try:
+        cached = snapshots.read("version", lambda: get_storage().reads.change_version())
+    except DjqueueError:
+        return None
+    if cached.value is None or cached.error:
+        return None
+    snapshots.watch(since=cached.ended)
+    page_parts = parts(request)
+    watch = snapshots.unwatch()
+    fresh = Fresh(_digest(request, cached.value, page_parts), SYSTEM_CLOCK.now())
+    setattr(request, FRESHNESS_ATTRIBUTE, fresh)
+    snapshots.watch(since=cached.ended, covered=watch.keys if watch is not None else ())
+    return fresh
+
+
+def expire_at(request: HttpRequest, until: int) -> None:
+    """Let the page expire at a time, in UTC milliseconds, at which it may change without a new version."""
+    fresh: Fresh | None = getattr(request, FRESHNESS_ATTRIBUTE, None)
+    if fresh is not None:
+        fresh.limit(until)
+
+
+def is_current(fresh: Fresh, shown: str) -> bool:
+    """Return whether a page with this tag is still current."""
+    tag = parse_tag(shown)
+    return bool(tag.version) and tag.version == fresh.version and fresh.at < tag.until
+
+
+def tag_of(request: HttpRequest, html: str) -> Tag:
+    """Return the tag of a live part that was just rendered."""
+    hashed = blake2b(html.encode(), digest_size=12).hexdigest()
+    fresh: Fresh | None = getattr(request, FRESHNESS_ATTRIBUTE, None)
+    if fresh is None:
+        return Tag(hashed, "", 0)
+    watch = snapshots.unwatch()
+    until = fresh.until
+    if watch is not None and watch.until is not None:
+        until = min(until, SYSTEM_CLOCK.now() + watch.until - SYSTEM_CLOCK.monotonic())
+    return Tag(hashed, fresh.version if until > fresh.at else "", until)
+
+
+def parse_tag(shown: str) -> Tag:
+    """Parse the tag sent by a browser. A malformed one matches no version."""
+    parts = shown.split(".")
+    if len(parts) != 3 or not parts[2].isdecimal() or len(parts[2]) > 15:
+        return Tag(parts[0], "", 0)
+    return Tag(parts[0], parts[1], int(parts[2]))
+
+
+def _digest(request: HttpRequest, version: str, parts: Hashable) -> str:
+    """Return a digest of everything that a live part depends on: data, user, request and language.
+
+    The digest is keyed, so that users can't compute it for data that they guess.
+    """
+    user: Any = request.user
+    board = snapshots.last("board")
+    chosen = get_settings().dashboard.queue_filter
+    names = () if board is None or chosen is None else tuple(line.name for line in board.value.lines)
+    inputs = (
+        version,
+        parts,
+        __version__,
+        registry.names(),
+        request.get_full_path(),
+        user.pk,
+        [rights.may(request, one) for one in ALL_RIGHTS],
+        [name for name in names if rights.sees(request, name)],
+        chosen is None or board is not None or id(request),
+        get_settings().dashboard.read_only,
+        get_language(),
+        timezone.get_current_timezone_name(),
+    )
+    key = sha256(b"djqueue.dashboard.freshness:" + force_bytes(settings.SECRET_KEY)).digest()
+    return blake2b(repr(inputs).encode(errors="surrogatepass"), digest_size=12, key=key).hexdigest()

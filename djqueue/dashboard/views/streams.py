@@ -1,7 +1,8 @@
 """Event streams that tell open pages when something has changed.
 
 A stream carries no data: pages request changes themselves, with a permission check. All streams of a process
-are fed by one thread, which reads the shared board while streams are open.
+are fed by one thread, which reads the shared board while streams are open. Only servers that can keep
+connections open cheaply offer streams.
 """
 
 import asyncio
@@ -11,16 +12,20 @@ import threading
 from collections.abc import AsyncIterator
 
 from asgiref.sync import sync_to_async
+from django.core.handlers.asgi import ASGIRequest
 from django.db import close_old_connections, connections
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.utils.translation import gettext as _
 
+from djqueue.conf import get_settings
 from djqueue.core.errors import DjqueueError
-
-from . import queries
-from .snapshot import FRESH, snapshots
-from .watchdog import watchdog
+from djqueue.dashboard import boards, rights
+from djqueue.dashboard.outages import watchdog
+from djqueue.dashboard.reading import FRESH, snapshots
+from djqueue.dashboard.site import DashboardSite, Pages
 
 logger = logging.getLogger("djqueue.dashboard")
-
+pages = Pages()
 LIMIT = 200
 """Maximum open streams of one process."""
 HEARTBEAT = 15.0
@@ -33,6 +38,7 @@ RETRY_AFTER = 60
 """Seconds after which a page may retry when the limit is reached."""
 READ_LIMIT = 10.0
 """Seconds after which a read that PostgreSQL does not answer ends."""
+TEXT = "text/plain; charset=utf-8"
 
 
 class StreamSubscriber:
@@ -109,7 +115,7 @@ class Watcher:
             while self._is_wanted():
                 self._idle.wait(FRESH / 1_000)
                 is_closing = is_shutting_down()
-                now = read_board()
+                now = queue_states()
                 for subscriber in self._all():
                     queue = subscriber.queue
                     if subscriber.is_new or is_closing or now.get(queue) != seen.get(queue):
@@ -129,39 +135,6 @@ class Watcher:
     def _all(self) -> list[StreamSubscriber]:
         with self._lock:
             return list(self._subscribers)
-
-
-watcher = Watcher()
-"""The watcher of this process."""
-
-
-def read_board() -> dict[str, object]:
-    """Return what pages show of each queue, and under "" of everything, without mere changes of time."""
-    try:
-        with watchdog.within(READ_LIMIT):
-            cached = snapshots.read("board", queries._board)
-    except DjqueueError as error:
-        return {"": str(error)}
-    except Exception:
-        logger.exception("Could not read the state of the queues for the event streams of open pages.")
-        return {}
-    finally:
-        close_old_connections()
-    board = cached.value
-    found: dict[str, object] = {}
-    for line in board.lines:
-        # A new minute moves the charts.
-        recent = line.buckets[-queries.RECENT :]
-        found[line.name] = (line.row._replace(tokens=None), recent, line.workers, cached.error)
-    silent = {worker.id for worker in board.workers if board.is_silent(worker)}
-    found[""] = (list(found.items()), {worker.id for worker in board.workers}, silent, cached.error)
-    return found
-
-
-def is_shutting_down() -> bool:
-    """Return whether uvicorn is shutting down, which it exposes nowhere else."""
-    handler = signal.getsignal(signal.SIGTERM)
-    return bool(getattr(getattr(handler, "__self__", None), "should_exit", False))
 
 
 class EventStream:
@@ -189,6 +162,51 @@ class EventStream:
             self.close()
 
 
+watcher = Watcher()
+"""The watcher of this process."""
+
+
+def queue_states() -> dict[str, object]:
+    """Return what pages show of each queue, and under "" of everything, without mere changes of time."""
+    try:
+        with watchdog.within(READ_LIMIT):
+            cached = snapshots.read("board", boards.read_board)
+    except DjqueueError as error:
+        return {"": str(error)}
+    except Exception:
+        logger.exception("Could not read the state of the queues for the event streams of open pages.")
+        return {}
+    finally:
+        close_old_connections()
+    board = cached.value
+    states: dict[str, object] = {}
+    for line in board.lines:
+        # A new minute moves the charts.
+        recent = line.buckets[-boards.RECENT :]
+        states[line.name] = (line.row._replace(tokens=None), recent, line.workers, cached.error)
+    silent = {worker.id for worker in board.workers if board.is_silent(worker)}
+    states[""] = (list(states.items()), {worker.id for worker in board.workers}, silent, cached.error)
+    return states
+
+
+def is_shutting_down() -> bool:
+    """Return whether uvicorn is shutting down, which it exposes nowhere else."""
+    handler = signal.getsignal(signal.SIGTERM)
+    return bool(getattr(getattr(handler, "__self__", None), "should_exit", False))
+
+
+@pages.show("stream", "stream/", rights.VIEW)
+def everything(request: HttpRequest, _site: DashboardSite) -> HttpResponseBase:
+    """Stream changes of anything."""
+    return _stream(request, "")
+
+
+@pages.show("queue_stream", "stream/<djq:queue>/", rights.VIEW)
+def of_queue(request: HttpRequest, _site: DashboardSite, queue: str) -> HttpResponseBase:
+    """Stream changes of one queue."""
+    return _stream(request, queue)
+
+
 async def _lines(subscriber: StreamSubscriber) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     end = loop.time() + LIFETIME
@@ -210,3 +228,24 @@ def _close_connections() -> None:
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             connection.close()
+
+
+def _stream(request: HttpRequest, queue: str) -> HttpResponseBase:
+    if not get_settings().dashboard.sse:
+        return HttpResponse(_("DJQUEUE['DASHBOARD']['SSE'] is off, so pages poll."), TEXT, status=404)
+    if not isinstance(request, ASGIRequest):
+        text = _("This server uses WSGI, where each stream would occupy a thread, so pages poll.")
+        return HttpResponse(text, TEXT, status=501)
+    if not watcher.has_room:
+        response = HttpResponse(
+            _("The limit on open streams has been reached, so pages poll."), TEXT, status=503
+        )
+        response["Retry-After"] = str(RETRY_AFTER)
+        return response
+    if request.method == "HEAD":
+        return HttpResponse(content_type="text/event-stream")
+    stream = StreamingHttpResponse(EventStream(queue), content_type="text/event-stream")
+    stream["X-Accel-Buffering"] = "no"
+    # Compressing middleware skips responses with an encoding; it would delay the events.
+    stream["Content-Encoding"] = "identity"
+    return stream

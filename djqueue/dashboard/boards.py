@@ -1,7 +1,11 @@
-"""Data that several pages read: responses of the storage, combined, filtered for the user and cached for a
-second."""
+"""All queues and workers that a user can see, with their last hour and a forecast of each backlog.
+
+The board is read once a second for all users of a process, then filtered for each user.
+"""
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
+from statistics import median
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -10,24 +14,53 @@ from django.http import HttpRequest
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.metrics import COUNTS, NO_TIMES, Bucket, Histogram
+from djqueue.core.metrics import COUNTS, MINUTE, NO_TIMES, Bucket, Histogram
 from djqueue.core.overview import QueueOverview
 from djqueue.core.states import State
 from djqueue.core.workers import Unhandled, WorkerInfo, is_silent, served, silent_from, unhandled
+from djqueue.dashboard import reading, rights
+from djqueue.dashboard.reading import FRESH, CachedRead, snapshots
 
-from . import freshness, rights
-from .forecast import EMPTY, STEADY, Forecast, Samples, forecast, sampled
-from .snapshot import FRESH, CachedRead, snapshots
-
-MINUTE = 60_000
-HOUR = 60 * MINUTE
-SHOWN = 60
+ENOUGH = 2_000
+"""Minimum milliseconds between the samples of an estimate."""
+SPAN = 15_000
+"""Milliseconds of samples used for an estimate. If samples are further apart, the last two are used."""
+COMPARED = 12
+"""Maximum latest samples compared with one another."""
+OLDEST = 300_000
+"""Milliseconds after which the previous sample is ignored."""
+WINDOW = 10_000
+"""Minimum milliseconds of a window in which a backlog may have grown."""
+WINDOWS = 3
+"""Consecutive windows of growth after which a backlog counts as never draining."""
+MAX_SAMPLES = 64
+"""Maximum samples kept per queue."""
+EMPTY, ESTIMATING, DRAINING, STEADY, NEVER = "empty", "estimating", "draining", "steady", "never"
+MINUTES = 60
 """Minutes in a queue's small charts."""
 LATELY = 5
 """Whole minutes from which current rates are computed."""
 RECENT = 3
 """Minutes, including the current one, whose counts may still change: the storage's clocks and its delayed
 writes differ by less."""
+
+
+class Sample(NamedTuple):
+    """The size of a backlog at one moment."""
+
+    tick: int
+    """Monotonic milliseconds."""
+    waiting: int
+
+
+class Forecast(NamedTuple):
+    """When a backlog drains if its trend continues."""
+
+    kind: str
+    """empty | estimating (too few samples) | draining | steady (neither shrinking nor clearly growing) |
+    never (grew in each of the last windows)"""
+    left: float | None = None
+    """Milliseconds until a draining backlog is empty."""
 
 
 class QueueRow(NamedTuple):
@@ -90,17 +123,20 @@ class QueueRow(NamedTuple):
     @property
     def leaving(self) -> float:
         """Jobs finished per minute."""
-        return _mean(list(map(ended, self.whole)))
+        return _mean(list(map(jobs_ended, self.whole)))
 
     @property
     def history(self) -> list[int]:
         """Jobs finished in each minute."""
-        return list(map(ended, self.buckets))
+        return list(map(jobs_ended, self.buckets))
 
     @property
     def wait_p95(self) -> float | None:
         """95th percentile of the wait times of the last hour, in milliseconds."""
         return _together([bucket.wait for bucket in self.buckets]).percentile(0.95)
+
+
+Samples = tuple[Sample, ...]
 
 
 class Board(NamedTuple):
@@ -135,25 +171,64 @@ class Board(NamedTuple):
         return next((line for line in self.lines if line.name == name), None)
 
 
-def merged(buckets: Sequence[Bucket]) -> Bucket:
+class Past(NamedTuple):
+    """The minutes whose counts no longer change."""
+
+    start: int
+    lines: dict[str, tuple[Bucket, ...]]
+    """Buckets of each queue."""
+    whole: tuple[Bucket, ...]
+    """Buckets of all queues together, without times."""
+
+
+def forecast(samples: Sequence[Sample]) -> Forecast:
+    """Return the forecast of a queue from its samples, oldest first."""
+    if not samples or not samples[-1].waiting:
+        return Forecast(EMPTY)
+    now = samples[-1]
+    recent = _recent(samples)
+    if not recent:
+        return Forecast(ESTIMATING)
+    # The median ignores a burst that arrived between two samples; the mean would not.
+    falling = median(
+        (one.waiting - later.waiting) / (later.tick - one.tick) for one, later in combinations(recent, 2)
+    )
+    if falling > 0:
+        return Forecast(DRAINING, now.waiting / falling)
+    return Forecast(NEVER if _has_grown(samples) else STEADY)
+
+
+def sampled(known: Mapping[str, Samples], rows: Sequence[QueueOverview], tick: int) -> dict[str, Samples]:
+    """Return the samples of each existing queue with the current size added."""
+    samples = {}
+    for row in rows:
+        new = Sample(tick, row.counts.get(State.WAITING, 0))
+        old = known.get(row.name, ())
+        if old and old[-1].tick >= tick:
+            old = old[:-1]
+        samples[row.name] = (*old, new)[-MAX_SAMPLES:]
+    return samples
+
+
+def sum_of(buckets: Sequence[Bucket]) -> Bucket:
     """Return the sum of one or more buckets, with the queue, name and start of the first."""
     wait, run = _together([one.wait for one in buckets]), _together([one.run for one in buckets])
     return _counted(buckets)._replace(wait=wait, run=run)
 
 
-def ended(bucket: Bucket) -> int:
+def jobs_ended(bucket: Bucket) -> int:
     """Return how many jobs ended in a bucket."""
     return bucket.completed + bucket.failed + bucket.cancelled
 
 
-def nothing(queue: str, start: int, step: int) -> Bucket:
+def empty_bucket(queue: str, start: int, step: int) -> Bucket:
     """Return an empty bucket."""
     return Bucket(queue, "", start, step, 0, 0, 0, 0, 0, 0, 0, NO_TIMES, NO_TIMES)
 
 
 def board(request: HttpRequest) -> CachedRead[Board]:
     """Return all queues that the user can see, with their last hour."""
-    cached = snapshots.read("board", _board, versioned=True)
+    cached = snapshots.read("board", read_board, versioned=True)
     cached = cached._replace(at=cached.value.at)
     changes_at(request, cached.value)
     lines = tuple(line for line in cached.value.lines if rights.sees(request, line.name))
@@ -166,72 +241,87 @@ def changes_at(request: HttpRequest, board: Board) -> None:
     """Limit how long a page may show a board while only time passes."""
     for line in board.lines:
         if line.waiting and not line.row.paused and line.forecast.kind != STEADY:
-            freshness.limit(request, board.at + FRESH)  # the estimate changes with time
+            reading.expire_at(request, board.at + FRESH)  # the estimate changes with time
         if line.row.rate is not None and (line.row.tokens or 0) < line.row.rate.capacity:
-            freshness.limit(request, board.at + FRESH)
+            reading.expire_at(request, board.at + FRESH)
         if line.objective is not None and line.row.oldest_at is not None and not line.is_late:
-            freshness.limit(request, line.row.oldest_at + line.objective)
+            reading.expire_at(request, line.row.oldest_at + line.objective)
     for worker in board.workers:
         if not board.is_silent(worker):
-            freshness.limit(request, silent_from(worker))
+            reading.expire_at(request, silent_from(worker))
 
 
 def sees_all(request: HttpRequest) -> bool:
     """Return whether the user can see every queue."""
-    lines = snapshots.read("board", _board, versioned=True).value.lines
+    lines = snapshots.read("board", read_board, versioned=True).value.lines
     return all(rights.sees(request, line.name) for line in lines)
 
 
-def empty_line(name: str, at: int) -> QueueRow:
+def empty_row(name: str, at: int) -> QueueRow:
     """Return a queue that has no jobs, or was removed."""
-    start = at // MINUTE * MINUTE + MINUTE - SHOWN * MINUTE
+    start = at // MINUTE * MINUTE + MINUTE - MINUTES * MINUTE
     row = get_storage().reads.overview([name]).queues[0]
-    buckets = tuple(nothing(name, start + index * MINUTE, MINUTE) for index in range(SHOWN))
+    buckets = tuple(empty_bucket(name, start + index * MINUTE, MINUTE) for index in range(MINUTES))
     return QueueRow(row, buckets, 0, at)
 
 
-class Past(NamedTuple):
-    """The minutes whose counts no longer change."""
-
-    start: int
-    lines: dict[str, tuple[Bucket, ...]]
-    """Buckets of each queue."""
-    whole: tuple[Bucket, ...]
-    """Buckets of all queues together, without times."""
-
-
-def _board() -> Board:
+def read_board() -> Board:
+    """Read the board of all queues, including those that a user can't see."""
     storage = get_storage()
-    seen = storage.reads.overview()
+    overview = storage.reads.overview()
     workers = tuple(storage.workers.all())
-    names = [row.name for row in seen.queues]
+    names = [row.name for row in overview.queues]
     serving = served(workers)
-    end = seen.at // MINUTE * MINUTE + MINUTE
+    end = overview.at // MINUTE * MINUTE + MINUTE
     last = snapshots.last("board")
-    past = _past(names, end - SHOWN * MINUTE, None if last is None else last.value.past)
+    past = _past(names, end - MINUTES * MINUTE, None if last is None else last.value.past)
     recent = _by_queue(names, end - RECENT * MINUTE, end)
     known = {} if last is None else last.value.samples
-    samples = sampled(known, seen.queues, SYSTEM_CLOCK.monotonic())
-    strange: dict[str, list[Unhandled]] = {}
-    for one in unhandled(seen.queues, workers):
-        strange.setdefault(one.queue, []).append(one)
+    samples = sampled(known, overview.queues, SYSTEM_CLOCK.monotonic())
+    names_without_handler: dict[str, list[Unhandled]] = {}
+    for one in unhandled(overview.queues, workers):
+        names_without_handler.setdefault(one.queue, []).append(one)
     lines = tuple(
         QueueRow(
             row,
             (*past.lines[row.name], *recent[row.name]),
             serving[row.name] + serving[None],
-            seen.at,
+            overview.at,
             forecast(samples[row.name]),
-            tuple(strange.get(row.name, ())),
+            tuple(names_without_handler.get(row.name, ())),
         )
-        for row in seen.queues
+        for row in overview.queues
     )
-    return Board(lines, workers, seen.at, past, samples)
+    return Board(lines, workers, overview.at, past, samples)
+
+
+def _recent(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """Return the samples used for an estimate; none until they span enough time."""
+    now = samples[-1].tick
+    near = [one for one in samples if now - one.tick <= SPAN]
+    if now - near[0].tick >= ENOUGH:
+        return near[-COMPARED:]
+    before = [one for one in samples if SPAN < now - one.tick <= OLDEST]
+    return (*before[-1:], samples[-1]) if before else ()
+
+
+def _has_grown(samples: Sequence[Sample]) -> bool:
+    """Return whether the backlog grew in each of the last windows."""
+    later, grown = samples[-1], 0
+    for one in reversed(samples):
+        if later.tick - one.tick < WINDOW:
+            continue
+        if later.tick - one.tick > OLDEST or one.waiting >= later.waiting:
+            return False
+        later, grown = one, grown + 1
+        if grown == WINDOWS:
+            return True
+    return False
 
 
 def _past(names: Sequence[str], start: int, known: Past | None) -> Past:
     """Return the minutes from `start` up to the recent ones, reading only those that are not known yet."""
-    end = start + (SHOWN - RECENT) * MINUTE
+    end = start + (MINUTES - RECENT) * MINUTE
     behind = None if known is None else start - known.start
     if known is None or behind not in (0, MINUTE):
         known, behind = Past(start, {}, ()), 0
@@ -241,14 +331,14 @@ def _past(names: Sequence[str], start: int, known: Past | None) -> Past:
     lines = _by_queue([name for name in names if name not in known.lines], start, end)
     following = _by_queue(old, end - MINUTE, end) if behind else dict.fromkeys(old, ())
     for name in old:
-        lines[name] = (*known.lines[name], *following[name])[-(SHOWN - RECENT) :]
+        lines[name] = (*known.lines[name], *following[name])[-(MINUTES - RECENT) :]
     return Past(start, lines, tuple(map(_in_all, zip(*lines.values(), strict=True))))
 
 
 def _by_queue(names: Sequence[str], start: int, end: int) -> dict[str, tuple[Bucket, ...]]:
-    many = (end - start) // MINUTE
-    found = get_storage().reads.series(names, start, end, MINUTE) if names else []
-    return {name: tuple(found[at * many : (at + 1) * many]) for at, name in enumerate(names)}
+    minutes = (end - start) // MINUTE
+    buckets = get_storage().reads.series(names, start, end, MINUTE) if names else []
+    return {name: tuple(buckets[at * minutes : (at + 1) * minutes]) for at, name in enumerate(names)}
 
 
 def _counted(buckets: Sequence[Bucket]) -> Bucket:
@@ -264,11 +354,11 @@ def _in_all(buckets: Sequence[Bucket]) -> Bucket:
 
 
 def _together(times: Sequence[Histogram]) -> Histogram:
-    some = [one for one in times if one is not NO_TIMES]
-    if not some:
+    known = [one for one in times if one is not NO_TIMES]
+    if not known:
         return NO_TIMES
-    counts = map(sum, zip(*(one.counts for one in some), strict=True))
-    return Histogram(tuple(counts), sum(one.sum for one in some))
+    counts = map(sum, zip(*(one.counts for one in known), strict=True))
+    return Histogram(tuple(counts), sum(one.sum for one in known))
 
 
 def _mean(numbers: Sequence[int]) -> float:

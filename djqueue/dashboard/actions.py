@@ -1,0 +1,352 @@
+"""Actions on jobs: on one job, on the jobs selected in a list, and bulk operations on all matching jobs.
+
+The storage responds for each job. Workers perform deletions after a delay in which they can be undone.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from django import forms
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, ngettext_lazy
+
+from djqueue.client import get_storage
+from djqueue.core import states
+from djqueue.core.options import MAX_INTEGER
+from djqueue.core.states import State
+from djqueue.core.units import to_milliseconds
+from djqueue.dashboard import audit, reading, rights, tables
+from djqueue.dashboard.site import CONVERTER, Crumb, DashboardSite
+from djqueue.dashboard.tables import alias_of, rows_of
+from djqueue.models import BulkKind, BulkOperation, BulkState
+from djqueue.operations import bulk
+from djqueue.storage.base import Storage
+
+Answers = list[str]
+"""One answer per job: a key of `JobAction.done`, or of `REFUSALS`."""
+REFUSALS = {
+    "waiting": gettext_lazy("%d waiting"),
+    "delayed": gettext_lazy("%d delayed"),
+    "blocked": gettext_lazy("%d blocked"),
+    "active": gettext_lazy("%d active"),
+    "completed": gettext_lazy("%d completed"),
+    "failed": gettext_lazy("%d failed"),
+    "cancelled": gettext_lazy("%d cancelled"),
+    "not_found": gettext_lazy("%d not found"),
+    "changed": gettext_lazy("%d changed since"),
+    "arrived": gettext_lazy("%d enqueued later"),
+    "not_failed": gettext_lazy("%d no longer failed"),
+    "not_delayed": gettext_lazy("%d no longer delayed"),
+    "not_removed": gettext_lazy("%d active or not found"),
+    "unique_key_taken": gettext_lazy("%d with a unique key in use"),
+    "rejected": gettext_lazy("%d with rejected arguments"),
+    "dependency_gone": gettext_lazy("%d with a cancelled or removed dependency"),
+}
+"""Reasons with the number of jobs, by unsuccessful answer."""
+UNDO_TAG = re.compile(r"djq-(undo|undo_clean)-(\d+)\Z")
+"""A tag of a message: the page that undoes the deletion, and the key of the operation."""
+MAX_OPEN = 100
+"""Maximum pending deletions examined, newest first."""
+OPEN_OPERATIONS = """\
+SELECT id, kind, state FROM djqueue_bulk_operation WHERE state IN (%s, %s) ORDER BY id DESC LIMIT %s"""
+"""Selects open operations, deletions and others."""
+MAX_SELECTED = 200
+"""Maximum jobs of one request, more than a page lists."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAction:
+    """An action that the storage performs on jobs of one queue.
+
+    Attributes:
+        call: Performs the action on the jobs of a queue, and returns their answers.
+        legal: Whether the action may succeed for jobs in a state.
+        done: Messages with the number of jobs, by successful answer.
+    """
+
+    call: Callable[[Storage, str, Sequence[str]], Answers]
+    legal: Callable[[State], bool]
+    done: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """A pending deletion."""
+
+    operation: int
+    kind: str
+    at: int
+    """Start time, in UTC milliseconds."""
+    has_begun: bool
+
+    @property
+    def page(self) -> str:
+        """The page that undoes the deletion."""
+        return undo_page(self.kind)
+
+
+class PendingDeletions:
+    """All pending deletions."""
+
+    def __init__(self, *, is_known_empty: bool = False) -> None:
+        self._jobs: dict[tuple[str, str], Deletion] = {}
+        self._queues: dict[str, list[Deletion]] = {}
+        if is_known_empty:
+            return
+        kinds = rows_of(BulkOperation).filter(kind__in=bulk.DELETIONS)
+        found = kinds.filter(state__in=(BulkState.PLANNED, BulkState.RUNNING)).order_by("-pk")[:MAX_OPEN]
+        for row in found:
+            has_begun = row.state == BulkState.RUNNING
+            one = Deletion(row.pk, row.kind, to_milliseconds(row.start_at), has_begun)
+            selection = bulk.Selection.from_json(row.filter)
+            for queue in selection.queues:
+                if selection.ids:
+                    self._jobs.update(((queue, job_id), one) for job_id in selection.ids)
+                elif row.kind in bulk.WHOLE:
+                    self._queues.setdefault(queue, []).append(one)
+
+    def job(self, queue: str, job_id: str) -> Deletion | None:
+        """Return the pending deletion of a job, if the job was selected by its ID."""
+        return self._jobs.get((queue, job_id))
+
+    def queue(self, name: str) -> list[Deletion]:
+        """Return the pending deletions that cover a whole queue, newest first."""
+        return self._queues.get(name, [])
+
+
+class UndoButton(NamedTuple):
+    """The undo button of a message."""
+
+    page: str
+    operation: int
+
+
+class RateForm(forms.Form):
+    """The rate of a bulk operation, and the number of jobs that its confirmation page showed."""
+
+    rate = forms.IntegerField(
+        label=gettext_lazy("Jobs per second"),
+        required=False,
+        min_value=1,
+        max_value=100_000,
+        help_text=gettext_lazy("Empty: no limit."),
+    )
+    expected = forms.IntegerField(
+        required=False, min_value=0, max_value=MAX_INTEGER, widget=forms.HiddenInput
+    )
+
+
+def _can(transition: str) -> Callable[[State], bool]:
+    return lambda state: transition in states.actions(state)
+
+
+CANCEL = JobAction(
+    call=lambda storage, queue, ids: [answer.status for answer in storage.jobs.cancel(queue, ids)],
+    legal=_can("cancel"),
+    done={
+        "cancelled": ngettext_lazy("%d job was cancelled.", "%d jobs were cancelled."),
+        "requested": ngettext_lazy("%d active job was asked to stop.", "%d active jobs were asked to stop."),
+    },
+)
+PROMOTE = JobAction(
+    call=lambda storage, queue, ids: [
+        "promoted" if promoted else "not_delayed" for promoted in storage.jobs.promote(queue, ids)
+    ],
+    legal=_can("promote"),
+    done={"promoted": ngettext_lazy("%d job is ready to run.", "%d jobs are ready to run.")},
+)
+RETRY = JobAction(
+    call=lambda storage, queue, ids: storage.jobs.retry(queue, ids),
+    legal=_can("retry_dead"),
+    done={
+        "retried": ngettext_lazy("%d job will be retried.", "%d jobs will be retried."),
+        "blocked_again": ngettext_lazy(
+            "%d job is blocked until its dependencies complete.",
+            "%d jobs are blocked until their dependencies complete.",
+        ),
+    },
+)
+REMOVE = JobAction(
+    call=lambda storage, queue, ids: [
+        "removed" if removed else "not_removed" for removed in storage.jobs.remove(queue, ids)
+    ],
+    legal=lambda state: state is not State.ACTIVE,
+    done={"removed": ngettext_lazy("%d job was deleted.", "%d jobs were deleted.")},
+)
+IMMEDIATE = (
+    ("retry", RETRY, rights.RETRY),
+    ("promote", PROMOTE, rights.EDIT),
+    ("cancel", CANCEL, rights.CANCEL),
+)
+"""Actions without an undo period: the page of each, and the required permission."""
+
+
+def refusals(counts: Mapping[str, int]) -> list[str]:
+    """Return why jobs were skipped: a phrase with the number of jobs for each answer."""
+    return [str(REFUSALS.get(answer, f"%d {answer}")) % count for answer, count in counts.items()]
+
+
+def refusal(answer: str) -> str:
+    """Return why one job was skipped."""
+    return str(REFUSALS.get(answer, answer)).replace("%d ", "")
+
+
+def pending_deletions(request: HttpRequest) -> PendingDeletions:
+    """Return the pending deletions, read once per request."""
+    return reading.once_per_request(request, "deletions", PendingDeletions)
+
+
+def deletion_parts(request: HttpRequest) -> Hashable:
+    """Return what a page of jobs shows of deletions: see `reading.Parts`."""
+    operations = tables.select(
+        BulkOperation, OPEN_OPERATIONS, (BulkState.PLANNED.value, BulkState.RUNNING.value, MAX_OPEN)
+    )
+    if not operations:
+        reading.set_for_request(request, "deletions", PendingDeletions(is_known_empty=True))
+    return operations
+
+
+def begin_deletion(
+    request: HttpRequest, kind: BulkKind, queue: str, expected: int, message: str, **which: Any
+) -> BulkOperation:
+    """Schedule a deletion, and show a message with an undo button.
+
+    Args:
+        message: What will be deleted, as a sentence.
+        which: `ids`, `state` and `states` of the selection.
+    """
+    selection = bulk.Selection((queue,), **which)
+    user: Any = request.user
+    row = bulk.begin(alias_of(BulkOperation), kind, selection, user=user.get_username(), expected=expected)
+    if not get_storage().workers.all():
+        waits = _("No worker is running. The deletion starts once a worker does.")
+        message = f"{message} {waits}"
+    messages.success(request, message, extra_tags=f"djq-{undo_page(kind)}-{row.pk}")
+    return row
+
+
+def undo_page(kind: str) -> str:
+    """Return the page that undoes a kind of deletion."""
+    return "undo_clean" if kind in bulk.WHOLE else "undo"
+
+
+def undo_button(message: Any) -> UndoButton | None:
+    """Return the undo button of a message, if the message has one."""
+    for tag in (message.extra_tags or "").split():
+        if match := UNDO_TAG.match(tag):
+            return UndoButton(match[1], int(match[2]))
+    return None
+
+
+def selected_jobs(request: HttpRequest) -> dict[str, list[str]]:
+    """Return the IDs of the selected jobs, by queue, without queues that the user can't see."""
+    selected: dict[str, list[str]] = {}
+    for value in request.POST.getlist("job")[:MAX_SELECTED]:
+        queue, _slash, job_id = value.partition("/")
+        name = CONVERTER.to_python(queue)
+        if job_id and rights.sees(request, name):
+            selected.setdefault(name, []).append(CONVERTER.to_python(job_id))
+    return selected
+
+
+def act_on_selection(request: HttpRequest, page: str, action: JobAction) -> None:
+    """Apply an action to each selected job, show the outcome, and record it, one row per queue."""
+    answers: Counter[str] = Counter()
+    for queue, ids in selected_jobs(request).items():
+        queue_answers = action.call(get_storage(), queue, ids)
+        done = [job_id for job_id, answer in zip(ids, queue_answers, strict=True) if answer in action.done]
+        if done:
+            detail = {"jobs": [[queue, job_id] for job_id in done]}
+            audit.note(request, page, queue=queue, count=len(done), detail=detail)
+        answers.update(queue_answers)
+    for answer, count in answers.items():
+        if answer in action.done:
+            messages.success(request, action.done[answer] % count)
+        else:
+            why = refusals({answer: count})[0]
+            messages.warning(request, _("Skipped: %(why)s.") % {"why": why})
+    if not answers:
+        messages.warning(request, _("No jobs were selected."))
+
+
+def delete_selection(request: HttpRequest, page: str, message: Any, nothing: str, **which: Any) -> None:
+    """Schedule the deletion of the selected jobs.
+
+    Args:
+        message: What will be deleted: a plural string with `count` and `queue`.
+        nothing: Message if no job is selected.
+        which: `state` of the selection.
+    """
+    selected = selected_jobs(request)
+    for queue, ids in selected.items():
+        text = message % {"count": len(ids), "queue": queue}
+        row = begin_deletion(request, BulkKind.DELETE, queue, len(ids), text, ids=tuple(ids), **which)
+        detail = {"operation": row.pk, "jobs": [[queue, job_id] for job_id in ids]}
+        audit.note(request, page, queue=queue, count=len(ids), detail=detail)
+    if not selected:
+        messages.warning(request, nothing)
+
+
+def job_changed(
+    request: HttpRequest, site: DashboardSite, answer: str, queue: str, job_id: str
+) -> HttpResponse:
+    """Redirect to a job that was not changed, with the reason and the last recorded action on it."""
+    text = _("Action not applied, because the job has changed: %(why)s.") % {"why": refusal(answer)}
+    messages.warning(request, f"{text} {audit.last_action(queue, job_id)}".rstrip())
+    return site.back(request, "job", queue, job_id)
+
+
+def confirm_bulk(
+    request: HttpRequest,
+    site: DashboardSite,
+    form: forms.Form,
+    preview: bulk.Preview | None,
+    title: str,
+    tab: str,
+    crumbs: Sequence[Crumb],
+    **context: Any,
+) -> HttpResponse:
+    """Render the confirmation page of a bulk operation.
+
+    Args:
+        preview: Counts of the matching jobs; None if they could not be counted.
+        context: See `live/bulk_confirm.html`.
+    """
+    shown = {
+        "form": form,
+        "found": preview,
+        "can_begin": bool(preview and (preview.able or preview.capped)),
+        "refused": refusals(preview.refused) if preview else [],
+        **context,
+    }
+    status = 400 if form.is_bound and form.errors and request.method == "POST" else 200
+    return site.render(request, "bulk_confirm.html", title, shown, tab=tab, crumbs=crumbs, status=status)
+
+
+def begin_bulk(
+    request: HttpRequest,
+    site: DashboardSite,
+    page: str,
+    kind: str,
+    selection: bulk.Selection,
+    form: forms.Form,
+    **detail: Any,
+) -> HttpResponse:
+    """Start the operation of a valid form, record it, and redirect to its page."""
+    row = bulk.begin(
+        alias_of(BulkOperation),
+        kind,
+        selection,
+        user=request.user.get_username(),
+        rate=form.cleaned_data["rate"],
+        expected=form.cleaned_data["expected"] or 0,
+    )
+    detail = {"operation": row.pk, "kind": kind, **detail, **row.filter}
+    audit.note(request, page, count=row.expected, detail=detail)
+    messages.success(request, _("Bulk operation started. Workers process the jobs in the background."))
+    return site.back(request, "operation", row.pk)

@@ -108,7 +108,7 @@ class Claiming:
 
     def __init__(self, keyspace: Keyspace, limits: SharedLimits, removing: Removing) -> None:
         self._keyspace = keyspace
-        self.looks = Looks(keyspace.keys)
+        self.looks = QueueLooks(keyspace.keys)
         self._limits = limits
         self._removing = removing
         self._short: dict[str, int] = {}
@@ -420,7 +420,7 @@ class Claiming:
         return accepted
 
 
-class Looks:
+class QueueLooks:
     """Looks for queues with jobs, all in one round trip; a look is used again for a moment."""
 
     def __init__(self, keys: Callable[[str], QueueKeys]) -> None:

@@ -134,7 +134,7 @@ class WakeSink(Protocol):
 
 
 class Hooks(NamedTuple):
-    """What transactions pass on to other parts of the storage."""
+    """The parts of the storage to which transactions pass something on."""
 
     events: EventSink
     wake: WakeSink

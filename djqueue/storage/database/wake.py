@@ -262,7 +262,7 @@ class FollowerThread:
 
 
 class CommandLooks(Protocol):
-    """What follows the commands for workers; `SqlWorkers`."""
+    """Follows the commands for workers; `SqlWorkers`."""
 
     @property
     def is_needed(self) -> bool:
@@ -273,7 +273,7 @@ class CommandLooks(Protocol):
 
 
 class EventLooks(Protocol):
-    """What follows the events of other processes; `SqlEvents`."""
+    """Follows the events of other processes; `SqlEvents`."""
 
     @property
     def is_needed(self) -> bool:
@@ -294,7 +294,7 @@ class EventLooks(Protocol):
 
 
 class Looks(NamedTuple):
-    """What looks at the changes of other processes."""
+    """The parts that look at the changes of other processes."""
 
     wake: Wake
     events: EventLooks

@@ -7,8 +7,7 @@ from typing import Any
 
 from djqueue.core.errors import OptionError
 from djqueue.core.options import check_text
-from djqueue.schedules import Schedule, parse_schedule
-from djqueue.schedules.words import PARSERS
+from djqueue.schedules import SCHEDULE_PARSERS, Schedule, parse_schedule
 
 MAX_NAME = 200
 """Characters: a job's id has the name of its schedule in it."""
@@ -73,7 +72,7 @@ class Declarations:
 
 def split_options(options: dict[str, Any]) -> dict[str, Any]:
     """Take what says when a job runs by itself out of the options of `@job`. Raises OptionError."""
-    when = {name: options.pop(name) for name in PARSERS if name in options}
+    when = {name: options.pop(name) for name in SCHEDULE_PARSERS if name in options}
     if when.get("cron") is None and when.get("every") is None:
         for name in sorted(when.keys() - {"cron", "every"}):
             raise OptionError(f"{name}: requires cron or every")

@@ -32,7 +32,7 @@ from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import PARSERS, EnqueueOptions, check_text, merge_given
 from djqueue.core.permissions import PERMISSIONS, Permissions
 from djqueue.core.suggest import FOREIGN_TIMES, nearest_option
-from djqueue.schedules import words
+from djqueue.schedules import SCHEDULE_PARSERS
 from djqueue.storage.base import Storage
 
 from . import envelope, hints, waiting
@@ -359,7 +359,7 @@ class JobType(Generic[P, R]):
 
 ONLY_JOB = frozenset({"name", "cron", "every", "executor", "limits", "permissions", "allow_unenforced"})
 """Options of `@job` that `using` does not have."""
-OF_JOB = ONLY_JOB | {"batch", "check_arguments", "redact"} | PARSERS.keys() | words.PARSERS.keys()
+OF_JOB = ONLY_JOB | {"batch", "check_arguments", "redact"} | PARSERS.keys() | SCHEDULE_PARSERS.keys()
 """All options of `@job`."""
 CALLING: dict[str, Any] = {"wait": DEFAULT_WAIT, "on_restart": "raise"}
 """Arguments of the calls that wait, in addition to the function's, with their defaults."""

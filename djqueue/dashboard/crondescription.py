@@ -9,7 +9,7 @@ from django.utils.text import capfirst, get_text_list
 from django.utils.translation import get_language, ngettext
 from django.utils.translation import gettext as _
 
-from djqueue.schedules.lines import LAST_DAY, LAST_WORKDAY, Fields, fields_of
+from djqueue.schedules.expressions import LAST_DAY, LAST_WORKDAY, Fields, fields_of
 
 TIMES = 6
 """Maximum times of a day that are listed one by one."""

@@ -35,7 +35,7 @@ from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, PENDING, State
 from djqueue.middleware import layers_of
 from djqueue.models import CronJob
-from djqueue.schedules.plan import plan
+from djqueue.schedules.schedule import plan
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock, set_right

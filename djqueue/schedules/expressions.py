@@ -8,8 +8,7 @@ from typing import NamedTuple
 from cronsim import CronSim, CronSimError
 
 from djqueue.core.errors import OptionError
-
-from .zones import SECOND, START, instant, local_time, next_change, offset, parse_timezone
+from djqueue.schedules.zones import SECOND, START, instant, local_time, next_change, offset, parse_timezone
 
 ALIASES = {
     "@hourly": "0 * * * *",

@@ -12,13 +12,13 @@ from djqueue.conf import BackupSettings, get_settings
 from djqueue.core.beside import beside
 from djqueue.core.errors import DjqueueError
 from djqueue.core.shown import in_one_line
-from djqueue.operations.pace import CopyThrottle
+from djqueue.operations.throttle import CopyThrottle
 from djqueue.storage.base import Storage
 
-from .metadata import started_at
+from .archive import started_at
+from .lease import BackupLease, BackupRunningError
 from .store import BackupStore
-from .taking import Steps, prune, take
-from .turns import BackupRunningError, BackupTurns
+from .transfer import Steps, prune, take
 
 logger = logging.getLogger("djqueue.backup")
 
@@ -53,8 +53,8 @@ class BackupSchedule:
         self._settings = settings
         self._every = settings.every
         self._rests = rests
-        self._turns = BackupTurns(storage)
-        self._clock = self._turns.clock
+        self._lease = BackupLease(storage)
+        self._clock = self._lease.clock
         self._retry = FIRST_RETRY
         self._reason = ""
         """The last error that was logged; empty if the last attempt succeeded."""
@@ -80,7 +80,7 @@ class BackupSchedule:
         try:
             if (wait := self._due_in(BackupStore.configured(self._settings))) > 0:
                 return min(wait, LOOK)
-            if not self._turns.are_shared():
+            if not self._lease.are_shared():
                 raise DjqueueError(
                     "djqueue's tables are missing, so processes cannot agree on who takes a backup: run "
                     "manage.py migrate, or set DJQUEUE['BACKUP'] to None"
@@ -109,12 +109,12 @@ class BackupSchedule:
 
     def _take(self, stop: Event) -> None:
         cancel = _Either(stop)
-        with self._turns.turn(self._settings.timeout, cancel) as turn:
+        with self._lease.turn(self._settings.timeout, cancel) as turn:
             store = BackupStore.configured(self._settings)
             if self._due_in(store) > 0:
                 return  # Another process has taken it meanwhile.
             self._begun = self._clock.monotonic()
-            self._turns.note_start()
+            self._lease.note_start()
             name = ""
             try:
                 rest = CopyThrottle(cancel).rest if self._rests else _no_rest
@@ -122,9 +122,9 @@ class BackupSchedule:
                 prune(store, self._settings.keep, name, self._clock, is_alone=True)
             except Exception as error:
                 if not stop.is_set():
-                    self._turns.note_end(name, _reason(error))
+                    self._lease.note_end(name, _reason(error))
                 raise
-            self._turns.note_end(name)
+            self._lease.note_end(name)
 
     def _failed(self, error: Exception) -> int:
         connections.close_all()

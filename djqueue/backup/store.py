@@ -28,7 +28,7 @@ from djqueue.core.errors import (
 )
 from djqueue.core.shown import in_one_line
 
-from .metadata import NAME, Metadata, check_name, started_at
+from .archive import NAME, Metadata, check_name, started_at
 
 ALIAS = "djqueue_backups"
 """Key of the storage in the setting STORAGES."""

@@ -10,7 +10,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.states import PENDING, State
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
-from djqueue.operations.mirroring import is_mirrored
+from djqueue.operations.mirror import is_mirrored
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, BulkWriteReport, QueueShare
 

@@ -16,8 +16,7 @@ from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import DjqueueError, OptionError
 from djqueue.core.states import LIVE, State
 from djqueue.models import CronJob, JobState, ScheduleSource
-from djqueue.operations.agenda import next_runs
-from djqueue.operations.cron import job_id, options_of
+from djqueue.operations.cronjobs import job_id, next_runs, options_of
 from djqueue.schedules import Schedule
 
 from . import crondescription, freshness, queries, rights, spans, tables

@@ -14,9 +14,9 @@ from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.errors import ConfigurationError, DjqueueError, SchedulerRunningError
 from djqueue.operations.annotations import annotate_version
-from djqueue.operations.mirroring import is_mirrored, mirroring
+from djqueue.operations.mirror import is_mirrored, mirroring
 from djqueue.operations.relay import relaying
-from djqueue.operations.scheduling import declare_now
+from djqueue.operations.sweeps import declare_now
 from djqueue.runtime.configuration import new_worker_id
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED
@@ -132,17 +132,3 @@ def _exit_code(error: Exception) -> int:
         return int(error.returncode)
     cause = error.__cause__ if isinstance(error, CommandError) else error
     return REFUSED if isinstance(cause, (ConfigurationError, SchedulerRunningError)) else FAILED
-
-
-def process_count(text: str) -> int:
-    """Return the number of processes for `--processes`: a number, or `auto` for the usable cores.
-
-    Raises ValueError.
-    """
-    if text == "auto":
-        if hasattr(os, "sched_getaffinity"):
-            return len(os.sched_getaffinity(0))
-        return os.cpu_count() or 1
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError
-    return int(text)

@@ -8,7 +8,7 @@ cannot be retried or removed a second time.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -23,6 +23,8 @@ from djqueue.core.errors import OptionError
 from djqueue.core.states import State
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.storage.base import Storage
+
+from .actions import CANCEL, DONE, PROMOTE, REMOVE, RETRY, Action
 
 logger = logging.getLogger("djqueue.bulk")
 
@@ -40,22 +42,14 @@ DELETIONS = frozenset({BulkKind.PURGE, BulkKind.DELETE, BulkKind.CLEAN, BulkKind
 """Kinds that begin with a delay, in which they can be undone."""
 WHOLE = frozenset({BulkKind.CLEAN, BulkKind.OBLITERATE})
 """Kinds that apply to a queue, and not to single jobs."""
-DONE = frozenset({"retried", "blocked_again", "removed", "cancelled", "requested", "promoted"})
-"""Outcomes that count as done."""
-
-Words = list[str]
-
-
-def _verb(kind: str) -> Callable[[Storage, str, Sequence[str]], Words]:
-    return {
-        BulkKind.RETRY: lambda storage, queue, ids: storage.jobs.retry(queue, ids),
-        BulkKind.PURGE: lambda storage, queue, ids: _removed(storage.jobs.remove(queue, ids)),
-        BulkKind.DELETE: lambda storage, queue, ids: _removed(storage.jobs.remove(queue, ids)),
-        BulkKind.CANCEL: lambda storage, queue, ids: [one.status for one in storage.jobs.cancel(queue, ids)],
-        BulkKind.PROMOTE: lambda storage, queue, ids: [
-            "promoted" if one else "not_delayed" for one in storage.jobs.promote(queue, ids)
-        ],
-    }[BulkKind(kind)]
+ACTIONS: Mapping[str, Action] = {
+    BulkKind.RETRY: RETRY,
+    BulkKind.PURGE: REMOVE,
+    BulkKind.DELETE: REMOVE,
+    BulkKind.CANCEL: CANCEL,
+    BulkKind.PROMOTE: PROMOTE,
+}
+"""The actions of the other kinds, on single jobs."""
 
 
 class Selection(NamedTuple):
@@ -119,7 +113,7 @@ class BulkPart(NamedTuple):
     ids: list[str]
     place: dict[str, Any] | None
     """None for the last part."""
-    looked_at: int = 0
+    examined: int = 0
     """Jobs that were examined to find these."""
 
 
@@ -142,21 +136,22 @@ def preview(
     """
     before = clock.now() if before is None else before
     place: dict[str, Any] | None = _beginning(selection)
-    matching, looked_at, refused = 0, 0, Counter[str]()
+    dry_run = ACTIONS[kind].dry_run if kind in ACTIONS else None
+    matching, examined, outcomes = 0, 0, Counter[str]()
     until = SYSTEM_CLOCK.monotonic() + remaining(inf) * 1_000 / 2
-    while place is not None and max(matching, looked_at) < COUNTED:
+    while place is not None and max(matching, examined) < COUNTED:
         if calls == 0 or SYSTEM_CLOCK.monotonic() >= until:
             break
         calls = None if calls is None else calls - 1
         part = _part(storage, kind, selection, place, before)
         matching += len(part.ids)
-        looked_at += part.looked_at if selection.tag else 0
-        if kind == BulkKind.RETRY and part.ids:
-            refused.update(storage.jobs.retry(part.queue, part.ids, dry_run=True))
+        examined += part.examined if selection.tag else 0
+        if dry_run is not None and part.ids:
+            outcomes.update(dry_run(storage, part.queue, part.ids))
         place = part.place
-    able = matching - sum(count for word, count in refused.items() if word not in DONE)
-    told = {word: n for word, n in refused.items() if word not in DONE}
-    return Preview(matching, able, told, place is not None, max(matching, looked_at))
+    refused = {word: count for word, count in outcomes.items() if word not in DONE}
+    able = matching - sum(refused.values())
+    return Preview(matching, able, refused, place is not None, max(matching, examined))
 
 
 def run_now(storage: Storage, kind: str, selection: Selection, before: int) -> Iterator[Counter[str]]:
@@ -170,7 +165,7 @@ def run_now(storage: Storage, kind: str, selection: Selection, before: int) -> I
     place: dict[str, Any] | None = _beginning(selection)
     while place is not None:
         part = _part(storage, kind, selection, place, before)
-        yield Counter(_verb(kind)(storage, part.queue, part.ids) if part.ids else ())
+        yield Counter(ACTIONS[kind].call(storage, part.queue, part.ids) if part.ids else ())
         place = part.place
 
 
@@ -245,11 +240,11 @@ class Bulk:
 
     def _take(self, row: BulkOperation) -> bool:
         now = self._clock.now()
-        there = _open(self._alias).filter(pk=row.pk, holder=row.holder, held_until=row.held_until)
+        unchanged = _open(self._alias).filter(pk=row.pk, holder=row.holder, held_until=row.held_until)
         held = {"holder": self._holder, "held_until": now + HOLD, "state": BulkState.RUNNING}
         if row.started_at is None:
             held["started_at"] = now
-        if not there.update(**held):
+        if not unchanged.update(**held):
             return False
         row.refresh_from_db(using=self._alias)
         return True
@@ -277,10 +272,10 @@ class Bulk:
         part = _part(self._storage, row.kind, selection, row.place, before, limit)
         if selection.ids and row.kind in DELETIONS:
             return Counter(self._remove(part, selection, before)), part.place
-        verb = _verb(row.kind)
-        return Counter(verb(self._storage, part.queue, part.ids) if part.ids else ()), part.place
+        call = ACTIONS[row.kind].call
+        return Counter(call(self._storage, part.queue, part.ids) if part.ids else ()), part.place
 
-    def _remove(self, part: BulkPart, selection: Selection, before: int) -> Words:
+    def _remove(self, part: BulkPart, selection: Selection, before: int) -> list[str]:
         """Remove jobs by id, and return the outcomes; jobs that came later or were retried are skipped."""
         records = self._storage.reads.jobs(part.queue, part.ids)
         must_be_dead = selection.state == State.FAILED
@@ -291,7 +286,7 @@ class Bulk:
             and record.created_at <= before
             and (record.state is State.FAILED or not must_be_dead)
         ]
-        removed = dict(zip(meant, _removed(self._storage.jobs.remove(part.queue, meant)), strict=True))
+        removed = REMOVE.apply(self._storage, part.queue, meant)
         return [
             removed.get(job_id, "not_found" if record is None else "changed")
             for job_id, record in zip(part.ids, records, strict=True)
@@ -407,7 +402,3 @@ def _letter_filter(selection: Selection) -> DeadLetterFilter:
 
 def _open(alias: str) -> "QuerySet[BulkOperation]":
     return BulkOperation.objects.using(alias).filter(state__in=(BulkState.PLANNED, BulkState.RUNNING))
-
-
-def _removed(answers: Sequence[bool]) -> Words:
-    return ["removed" if one else "not_removed" for one in answers]

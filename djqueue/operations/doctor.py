@@ -22,9 +22,7 @@ from djqueue.core.overview import QueueOverview
 from djqueue.core.shown import in_one_line, numbered
 from djqueue.core.states import PENDING
 
-from . import bounded
-from .health import NAMED, HealthFacts, listed, slow_queues, with_ages
-from .healthrun import HealthRun
+from .healthchecks import NAMED, HealthFacts, HealthRun, listed, slow_queues, start_bounded, with_ages
 
 PATIENCE = 30.0
 """Seconds that everything but the health checks may take."""
@@ -53,7 +51,7 @@ def diagnose(bounds: HealthSettings) -> list[Finding]:
     """Return all findings, errors first, within a time limit even if a server hangs."""
     report = HealthRun(bounds).report()
     found: set[Finding] = set(report.findings)
-    done = bounded.start(lambda: found.update(_examined(report.facts)), "djqueue-doctor")
+    done = start_bounded(lambda: found.update(_examined(report.facts)), "djqueue-doctor")
     if not done.wait(PATIENCE):
         found.add(
             Finding(

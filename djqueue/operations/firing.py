@@ -17,44 +17,34 @@ in the row.
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections, transaction
 from django.db.models import F, Q, QuerySet
 
+from djqueue.client import envelope
 from djqueue.client.announcing import announcer
 from djqueue.conf import get_settings
 from djqueue.core.clock import Clock
-from djqueue.core.durations import to_datetime
+from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import DjqueueError, StorageUnavailableError
 from djqueue.core.job import Batch, EnqueueResult, Incident
-from djqueue.core.options import JobKey
+from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.states import LIVE, PENDING, State
-from djqueue.middleware import layers_of
+from djqueue.middleware import Layer, layers_of, through
 from djqueue.models import CronJob
+from djqueue.schedules import Schedule
 from djqueue.schedules.schedule import plan
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock, set_right
 from djqueue.storage.tables.holders import LeaseHolder, died_here, host_name, start_mark
 
-from .attempts import (
-    IN_DOUBT,
-    NOT_PASSED,
-    UNFINISHED,
-    Enqueued,
-    FiredSlots,
-    FiringAttempt,
-    Known,
-    Skipped,
-    instant_of,
-)
-from .cron import batch_of, job_id
-from .declaring import declare
-from .middleware import passed
+from .cronjobs import batch_of, declare, job_id
 
 logger = logging.getLogger("djqueue.cron")
 
@@ -72,6 +62,104 @@ SURE = 25 * 60_000
 """Milliseconds for which an unknown id means that the job was not enqueued."""
 SET_BACK = 60_000
 """Milliseconds that the clock must be set back for the next runs to be recomputed."""
+LONGEST_REASON = 1_000
+"""Maximum characters of the reason for skipping a slot."""
+NOT_PASSED = "not enqueued by the middleware"
+IN_DOUBT = "may have been enqueued already"
+UNFINISHED = "the previous job is unfinished"
+
+KnownStates = dict[JobKey, State]
+"""The states of existing jobs."""
+
+
+class FiringAttempt(NamedTuple):
+    """The slots of one row that are due."""
+
+    row: CronJob
+    schedule: Schedule
+    slots: tuple[int, ...]
+    following: int | None
+    batch: Batch
+    """One job per slot."""
+
+    def key(self, slot: int) -> JobKey:
+        """Return the queue and the id of a slot's job."""
+        return self.batch.queue, job_id(self.row, slot)
+
+    @property
+    def earlier(self) -> list[JobKey]:
+        """Jobs of earlier slots that may be unfinished; none if runs may overlap."""
+        if self.schedule.overlap == "allow":
+            return []
+        earlier = {(str(queue), str(one)) for queue, one in self.row.unfinished}
+        last = _instant_of(self.row.last_run_at)
+        if last is not None:
+            earlier.add(self.key(last))
+        return sorted(earlier)
+
+
+class Enqueued(NamedTuple):
+    """The job of a slot."""
+
+    queue: str
+    id: str
+    options: JobOptions
+
+
+class Skipped(NamedTuple):
+    """A slot that is skipped."""
+
+    slot: int
+    reason: str
+
+
+class FiredSlots(NamedTuple):
+    """The outcome of an attempt so far."""
+
+    attempt: FiringAttempt
+    jobs: dict[int, Enqueued]
+    """By slot."""
+    unfinished: list[JobKey]
+    """Jobs of earlier slots that have not ended; empty if runs may overlap."""
+    wanted: list[int]
+    """Slots whose jobs are still to be enqueued."""
+    skipped: Skipped | None
+    """The last slot that was skipped."""
+
+    @property
+    def missing(self) -> Batch:
+        """The jobs that are still to be enqueued."""
+        batch, ids = self.attempt.batch, [self.attempt.key(slot)[1] for slot in self.wanted]
+        return batch._replace(payloads=batch.payloads[: len(ids)], ids=ids)
+
+    def answered(self, answers: Sequence[tuple[Batch, EnqueueResult]], reason: str) -> "FiredSlots":
+        """Return a copy with the storage's answers to the batches.
+
+        Args:
+            reason: Why a slot has no answer.
+        """
+        jobs, skipped = dict(self.jobs), self.skipped
+        by_id = {answer.id: (batch, answer) for batch, answer in answers}
+        for index, slot in enumerate(self.wanted):
+            _, job = self.attempt.key(slot)
+            # Middleware may have given it another id.
+            by_index = answers[index] if len(answers) == len(self.wanted) else (self.attempt.batch, None)
+            batch, answer = by_id.get(job) or by_index
+            if answer is not None and (answer.id == job or answer.status == "queued"):
+                jobs[slot] = Enqueued(answer.queue, answer.id, batch.options)
+            else:
+                skipped = Skipped(slot, reason if answer is None else f"duplicate of job {answer.id}")
+        unfinished = self.unfinished
+        if self.attempt.schedule.overlap != "allow":
+            unfinished = [*unfinished, *(jobs[slot][:2] for slot in self.wanted if slot in jobs)]
+        return self._replace(
+            jobs=dict(sorted(jobs.items())), unfinished=unfinished, wanted=[], skipped=skipped
+        )
+
+
+def _instant_of(value: datetime | None) -> int | None:
+    """Return a time of a row in UTC milliseconds."""
+    return None if value is None else to_milliseconds(value)
 
 
 class Firing:
@@ -161,12 +249,12 @@ class Firing:
 
     def _attempt(self, row: CronJob, now: int) -> FiringAttempt | None:
         schedule = row.timing()
-        slot, last = instant_of(row.next_run_at), instant_of(row.last_run_at)
+        slot, last = _instant_of(row.next_run_at), _instant_of(row.last_run_at)
         if slot is None or (last is not None and slot <= last):
             # The row is new or was changed, or the clock was set back.
             self._move(row, row.next_slot(now))
             return None
-        began = instant_of(row.firing_at)
+        began = _instant_of(row.firing_at)
         # A slot that a process has begun is judged by that time, so that it does not count as missed.
         due = plan(schedule, row.name, slot, now if began is None else min(began, now))
         due = due or plan(schedule, row.name, slot, now)
@@ -186,7 +274,7 @@ class Firing:
 
     def _may_begin(self, row: CronJob, now: int) -> bool:
         """Return whether no process is firing the row, or its time is over."""
-        began = instant_of(row.firing_at)
+        began = _instant_of(row.firing_at)
         if began is None or self._mine.get(row.pk) == began:
             return True
         age = now - began
@@ -204,16 +292,17 @@ class Firing:
             return []
         sent = self._send(begun, known)
         with transaction.atomic(using=self._alias):
-            is_new = [self._finish(one) for one in sent]
-        for one in sent:
-            self._mine.pop(one.attempt.row.pk, None)
-        new = [list(one.jobs.values()) if is_its else [] for one, is_its in zip(sent, is_new, strict=True)]
-        for one, jobs in zip(sent, new, strict=True):
-            for job in jobs:
-                self._announce(one.attempt.row, job)
-        return list(map(len, new))
+            are_new = [self._finish(fired) for fired in sent]
+        counts = []
+        for fired, is_new in zip(sent, are_new, strict=True):
+            self._mine.pop(fired.attempt.row.pk, None)
+            new = list(fired.jobs.values()) if is_new else []
+            for job in new:
+                self._announce(fired.attempt.row, job)
+            counts.append(len(new))
+        return counts
 
-    def _known(self, attempts: Iterable[FiringAttempt]) -> Known:
+    def _known(self, attempts: Iterable[FiringAttempt]) -> KnownStates:
         """Return the states of the existing jobs of these slots, and of earlier ones."""
         wanted: dict[str, dict[str, None]] = {}
         for attempt in attempts:
@@ -239,7 +328,7 @@ class Firing:
         self._mine.update((attempt.row.pk, now) for attempt in begun)
         return begun
 
-    def _send(self, attempts: Sequence[FiringAttempt], known: Known) -> list[FiredSlots]:
+    def _send(self, attempts: Sequence[FiringAttempt], known: KnownStates) -> list[FiredSlots]:
         """Enqueue the jobs that do not exist yet."""
         sent = [self._divided(attempt, known) for attempt in attempts]
         if layers_of(get_settings()).enqueue:
@@ -290,7 +379,7 @@ class Firing:
                 self._renew(sent.attempt)
             return self._enqueue([batch])
 
-        answers, error = passed(layers_of(get_settings()).enqueue, sent.missing, enqueue)
+        answers, error = _enqueue_through(layers_of(get_settings()).enqueue, sent.missing, enqueue)
         reason = NOT_PASSED if error is None else f"{type(error).__name__}: {error}"
         answered = sent.answered(answers, reason)
         if error is not None:
@@ -318,8 +407,8 @@ class Firing:
         enqueue = self._storage.capabilities.enqueue_directly or self._storage.enqueue
         return enqueue(batches)
 
-    def _divided(self, attempt: FiringAttempt, known: Known) -> FiredSlots:
-        """The slots that have a job or get one, and those that do not."""
+    def _divided(self, attempt: FiringAttempt, known: KnownStates) -> FiredSlots:
+        """Return the slots that have a job or get one, and those that do not."""
         overlap = attempt.schedule.overlap
         unfinished = [key for key in attempt.earlier if known.get(key) in LIVE]
         jobs: dict[int, Enqueued] = {}
@@ -339,7 +428,7 @@ class Firing:
 
     def _is_in_doubt(self, attempt: FiringAttempt, slot: int) -> bool:
         """Return whether the job may have been enqueued so long ago that its record is gone."""
-        began = instant_of(attempt.row.firing_at)
+        began = _instant_of(attempt.row.firing_at)
         if began is None or slot > began or self.clock.now() - began <= self._sure:
             return False
         logger.warning(
@@ -396,7 +485,7 @@ class Firing:
         for row in self._enabled().filter(next_run_at__gt=now, firing_at__isnull=True).order_by("id"):
             with suppress(DjqueueError):  # `_due` logs it when the row is due
                 slot = row.next_slot(now)
-                if slot is not None and slot < (instant_of(row.next_run_at) or 0):
+                if slot is not None and slot < (_instant_of(row.next_run_at) or 0):
                     self._move(row, slot)
 
     def _enabled(self) -> "QuerySet[CronJob]":
@@ -418,10 +507,6 @@ class TakenOverError(DjqueueError):
     """Another process has taken over the slot."""
 
 
-LONGEST_REASON = 1_000
-"""Characters."""
-
-
 def _this_process() -> str:
     return f"{os.getpid()}@{host_name()}{start_mark(os.getpid())}"
 
@@ -432,8 +517,49 @@ def _is_gone(process: str) -> bool:
     return pid.isdecimal() and died_here(LeaseHolder("", host, int(pid), ""))
 
 
-def _overlaps(overlap: str, unfinished: list[JobKey], known: Known) -> bool:
+def _overlaps(overlap: str, unfinished: list[JobKey], known: KnownStates) -> bool:
     if overlap == "one_pending":
         # An unknown job is about to be enqueued.
         return any(known.get(key, State.WAITING) in PENDING for key in unfinished)
     return overlap == "skip" and bool(unfinished)
+
+
+class EnqueuedBatch(NamedTuple):
+    """The storage's answers to a batch."""
+
+    answers: list[tuple[Batch, EnqueueResult]]
+    """Each with its batch, in order."""
+    error: Exception | None
+    """The exception that the middleware raised."""
+
+
+def _enqueue_through(
+    layers: Iterable[Layer], batch: Batch, enqueue: Callable[[Batch], list[EnqueueResult]]
+) -> EnqueuedBatch:
+    """Enqueue a batch through the middleware.
+
+    The storage's answers count, not those of the middleware. Raises the errors of `enqueue`, even if the
+    middleware handles them.
+    """
+    answers: list[tuple[Batch, EnqueueResult]] = []
+    failures: list[Exception] = []
+
+    def take(changed: Batch) -> list[EnqueueResult]:
+        if changed.options is not batch.options:
+            envelope.check_size(changed.options, changed.name, changed.payloads)
+        try:
+            results = enqueue(changed)
+        except Exception as error:
+            failures.append(error)
+            raise
+        answers.extend((changed, result) for result in results)
+        return results
+
+    raised = None
+    try:
+        through(layers, take)(batch)
+    except Exception as error:
+        raised = error
+    if failures:
+        raise failures[0] from raised if raised is not failures[0] else None
+    return EnqueuedBatch(answers, raised)

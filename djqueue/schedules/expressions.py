@@ -8,7 +8,8 @@ from typing import NamedTuple
 from cronsim import CronSim, CronSimError
 
 from djqueue.core.errors import OptionError
-from djqueue.schedules.zones import SECOND, START, instant, local_time, next_change, offset, parse_timezone
+
+from .zones import SECOND, START, instant, local_time, next_change, offset, parse_timezone
 
 ALIASES = {
     "@hourly": "0 * * * *",

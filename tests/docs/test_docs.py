@@ -42,7 +42,7 @@ from djqueue.core.options import PARSERS, EnqueueOptions, parse_options
 from djqueue.core.permissions import Permissions
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import TRANSITIONS, State
-from djqueue.operations.health import CHECKS, STORAGE
+from djqueue.operations.healthchecks import CHECKS, STORAGE
 from djqueue.schedules import SCHEDULE_PARSERS, Schedule, parse_schedule
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage

@@ -26,7 +26,7 @@ from djqueue.core.durations import to_datetime, to_milliseconds
 from djqueue.core.errors import QueueFullError, StorageUnavailableError
 from djqueue.core.job import Batch, Claimed, EnqueueResult, Incident, Outcome
 from djqueue.core.states import State
-from djqueue.operations.cron import KEPT
+from djqueue.operations.cronjobs import KEPT
 from djqueue.operations.firing import DEAD, GRACE, SURE, Firing
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage

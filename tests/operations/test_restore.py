@@ -10,7 +10,7 @@ from djqueue.core.job import Batch
 from djqueue.core.limiter import Rate
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
-from djqueue.operations.restore import Restoration, RestoreCounts
+from djqueue.operations.mirrorrestore import Restoration, RestoreCounts
 from djqueue.testing import factories as f
 from djqueue.testing.draining import drain
 

@@ -17,7 +17,7 @@ from djqueue.dashboard.schedules import ScheduleRow
 from djqueue.dashboard.site import DashboardSite
 from djqueue.dashboard.tables import alias_of
 from djqueue.models import CronJob
-from djqueue.operations.cron import batch_of
+from djqueue.operations.cronjobs import batch_of
 
 pages = Pages()
 

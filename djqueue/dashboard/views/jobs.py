@@ -35,7 +35,7 @@ from djqueue.dashboard.pages import Pages
 from djqueue.dashboard.site import DashboardSite, is_partial
 from djqueue.dashboard.tables import alias_of
 from djqueue.models import BulkKind, Job, JobState
-from djqueue.operations.mirroring import is_mirrored
+from djqueue.operations.mirror import is_mirrored
 from djqueue.storage.tables import leaderlease
 
 from . import bulkjobs

@@ -3,7 +3,7 @@
 import logging
 import os
 import signal
-from argparse import ArgumentParser, BooleanOptionalAction, RawDescriptionHelpFormatter
+from argparse import ArgumentParser, BooleanOptionalAction
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, DjangoHelpFormatter
+from django.core.management.base import BaseCommand, CommandError
 from django.utils import autoreload
 
 from djqueue.backup.schedule import backing_up
@@ -19,21 +19,12 @@ from djqueue.client import get_storage, registry
 from djqueue.client.envelope import queue_of
 from djqueue.conf import get_settings
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError, UnknownQueueError
-from djqueue.management.flags import (
-    check_combination,
-    count,
-    flag_hint,
-    memory,
-    processes,
-    queue_names,
-    seconds,
-    supervisor_flags,
-)
+from djqueue.management.arguments import HelpFormatter, count, memory, processes, queue_names, seconds
 from djqueue.management.processes import roles
 from djqueue.operations.annotations import annotate_version
-from djqueue.operations.mirroring import mirroring
+from djqueue.operations.mirror import mirroring
 from djqueue.operations.relay import relaying
-from djqueue.operations.scheduling import declare_now
+from djqueue.operations.sweeps import declare_now
 from djqueue.runtime import Worker
 from djqueue.runtime.attemptcount import AttemptCount
 from djqueue.runtime.console import NO_HANDLERS, banner, findings, summary, visible_logs
@@ -74,10 +65,39 @@ the settings require. Failed jobs do not change the exit code: they are in the d
 
 
 STOPPED_EARLY = "Stopped before the worker started."
-
-
-class RunworkersHelpFormatter(RawDescriptionHelpFormatter, DjangoHelpFormatter):
-    """Django's help formatter, but with the paragraphs of the description."""
+DEFAULT_PATIENCE = 60.0
+"""Seconds that a child has to finish its jobs if its own settings define the shutdown timeout."""
+GRACE = 10.0
+"""Seconds that a child has in addition to its shutdown timeout."""
+NEED_SUPERVISOR = ("processes", "max_jobs_per_process", "max_memory_per_process", "health_file")
+"""Options that only a supervisor can follow."""
+FLAGS = {
+    "--autoreload": "Use --reload.",
+    "--beat": "Every runworkers process fires schedules.",
+    "--burst": "Use --until-empty.",
+    "--log-level": "Use --verbosity 2.",
+    "--loglevel": "Use --verbosity 2.",
+    "--name": "Use --worker-id.",
+    "--once": "Use --until-empty, or --max-jobs 1.",
+    "--pool": "Async functions run on the event loop, others on threads. Use --concurrency.",
+    "--threads": "Use --concurrency.",
+    "--watch": "Use --reload.",
+    "--workers": "Use --processes for processes, --concurrency for jobs at once in each.",
+    "-A": "manage.py selects the project.",
+    "-B": "Every runworkers process fires schedules.",
+    "-P": "Async functions run on the event loop, others on threads. Use --concurrency.",
+    "-Q": "Use --queues.",
+    "-b": "Use --until-empty.",
+    "-c": "Use --concurrency.",
+    "-l": "Use --verbosity 2.",
+    "-n": "Use --worker-id.",
+    "-p": "Use --processes.",
+    "-q": "Use --queues.",
+    "-t": "Use --concurrency.",
+    "-w": "Use --processes for processes, --concurrency for jobs at once in each.",
+}
+"""Flags of the workers of Celery, RQ, Huey, Dramatiq and Django Q, with their equivalents here."""
+UNRECOGNIZED = "unrecognized arguments: "
 
 
 class Command(BaseCommand):
@@ -96,10 +116,10 @@ class Command(BaseCommand):
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> Any:
         """Create a parser that keeps paragraphs and suggests flags."""
-        kwargs.setdefault("formatter_class", RunworkersHelpFormatter)
+        kwargs.setdefault("formatter_class", HelpFormatter)
         parser = super().create_parser(prog_name, subcommand, **kwargs)
         error = parser.error
-        parser.error = lambda message: error(message + flag_hint(message))  # type: ignore[method-assign]
+        parser.error = lambda message: error(message + _flag_hint(message))  # type: ignore[method-assign]
         return parser
 
     def add_arguments(self, parser: ArgumentParser) -> None:
@@ -202,7 +222,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the supervisor, or the worker in this process, or the process that reloads either."""
-        check_combination(options)
+        _check_combination(options)
         if options["reload"]:
             self._reload(options)
         elif self._is_single(options):
@@ -227,7 +247,7 @@ class Command(BaseCommand):
             reason = f"a storage that processes can share; this one is {storage.describe()}"
         else:
             return False
-        for flag in supervisor_flags(options):
+        for flag in _supervisor_flags(options):
             raise CommandError(f"{flag} requires {reason}", returncode=MISUSED)
         return True
 
@@ -416,7 +436,7 @@ class Command(BaseCommand):
         given = options["shutdown_timeout"]
         patience = DEFAULT_PATIENCE if given is None else given + GRACE
         command = child_command()
-        if not any(supervisor_flags(options)):
+        if not any(_supervisor_flags(options)):
             command.append("--single-process")
         code = ReloadingParent(command, patience, self.stdout.write).run()
         if code:
@@ -443,7 +463,41 @@ def job_queues() -> list[str]:
     return sorted({queue_of(found.declared_queue, settings) for found in registry.all().values()})
 
 
-DEFAULT_PATIENCE = 60.0
-"""Seconds that a child has to finish its jobs if its own settings define the shutdown timeout."""
-GRACE = 10.0
-"""Seconds that a child has in addition to its shutdown timeout."""
+def _supervisor_flags(options: dict[str, Any]) -> Iterator[str]:
+    """Yield the given flags that require the supervisor."""
+    for name in NEED_SUPERVISOR:
+        if options[name] is not None:
+            yield _flag(name)
+
+
+def _check_combination(options: dict[str, Any]) -> None:
+    """Raise CommandError if two options exclude each other."""
+    if options["single_process"]:
+        for flag in _supervisor_flags(options):
+            raise _excluded(flag, "--single-process")
+    if options["max_jobs"] is None:
+        return
+    if (options["processes"] or 1) > 1:
+        raise _excluded("--max-jobs", "several processes; use --max-jobs-per-process")
+    for name in ("max_jobs_per_process", "max_memory_per_process"):
+        if options[name] is not None:
+            raise _excluded("--max-jobs", _flag(name))
+
+
+def _excluded(flag: str, other: str) -> CommandError:
+    return CommandError(f"{flag} can't be combined with {other}", returncode=MISUSED)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _flag_hint(message: str) -> str:
+    """Return what to add to the parser's error about an unknown flag."""
+    if not message.startswith(UNRECOGNIZED):
+        return ""
+    flag = message.removeprefix(UNRECOGNIZED).split()[0].partition("=")[0]
+    if not flag.startswith("-"):
+        return f". Use --queues {flag} if that is a queue."
+    hint = FLAGS.get(flag)
+    return f". {hint}" if hint else ""

@@ -10,15 +10,14 @@ from djqueue.client.queuedead import FILTERS
 from djqueue.core.durations import to_datetime
 from djqueue.core.job import DeadLetterRecord
 from djqueue.core.shown import numbered
-from djqueue.management.flags import count
+from djqueue.management.arguments import count, duration
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
-from djqueue.operations.bulk import DONE, Selection
+from djqueue.operations.actions import DONE
+from djqueue.operations.bulk import Selection
 from djqueue.storage.base import Storage
 
-from .arguments import add_confirmation, duration, used_queue
-from .auditing import note
-from .base import Options, Output, Verbs
+from .base import Options, Output, Subcommands, add_confirmation, note, used_queue
 
 DEAD = """List, count, retry and delete dead letters: jobs that failed for good."""
 LIST = """List dead letters, oldest first.
@@ -36,9 +35,9 @@ PURGE = """Delete all dead letters that match, with their jobs.
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Declare the verbs."""
-    dead = verbs.group("dead", DEAD)
+def add(subcommands: Subcommands) -> None:
+    """Declare the subcommands."""
+    dead = subcommands.group("dead", DEAD)
     parser = dead.add("list", listed, LIST)
     _add_filters(parser)
     parser.add_argument("--limit", type=count, default=50, metavar="N", help="Maximum number (default: 50).")

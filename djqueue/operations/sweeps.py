@@ -1,4 +1,4 @@
-"""Fire the schedules of a process that runs jobs, along with its worker's sweeps."""
+"""Work in the background, along with the sweeps of a worker: firing schedules, running bulk operations."""
 
 import logging
 import os
@@ -10,13 +10,15 @@ from django.db import Error, router
 
 from djqueue.core.errors import DjqueueError
 from djqueue.core.shown import in_one_line
-from djqueue.models import CronJob
+from djqueue.models import BulkOperation, CronJob
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.dberrors import raise_named
 
+from .bulk import Bulk
 from .firing import Firing
 
-logger = logging.getLogger("djqueue.cron")
+schedules_logger = logging.getLogger("djqueue.cron")
+bulk_logger = logging.getLogger("djqueue.bulk")
 
 ASLEEP = 60_000
 """Milliseconds between checks for missing tables."""
@@ -40,8 +42,31 @@ def scheduling(storage: Storage) -> Callable[[], None]:
             if has_worked or isinstance(error, DjqueueError):
                 raise
             # A project without database storage need not have the tables.
-            logger.debug("Could not read the schedules: %s", in_one_line(error))
+            schedules_logger.debug("Could not read the schedules: %s", in_one_line(error))
             asleep_until = firing.clock.monotonic() + ASLEEP
+        else:
+            has_worked = True
+
+    return look
+
+
+def bulking(storage: Storage) -> Callable[[], None]:
+    """Return a function that runs a storage's bulk operations; it does nothing without the tables."""
+    alias = storage.capabilities.database or router.db_for_write(BulkOperation)
+    bulk = Bulk(storage, alias)
+    has_worked = False
+
+    def look() -> None:
+        nonlocal has_worked
+        if not is_scheduler(storage):
+            return
+        try:
+            bulk.work()
+        except Error as error:
+            if has_worked:
+                raise_named(alias, error)
+            # A project without database storage need not have the tables.
+            bulk_logger.debug("Could not read the bulk operations: %s", in_one_line(error))
         else:
             has_worked = True
 
@@ -63,7 +88,7 @@ def declare_now(storage: Storage) -> None:
     except Exception as error:
         # A project without database storage need not have the tables.
         firing.leave()
-        logger.debug("Could not declare the schedules: %s", in_one_line(error))
+        schedules_logger.debug("Could not declare the schedules: %s", in_one_line(error))
 
 
 def firing_of(storage: Storage) -> Firing:

@@ -1,4 +1,4 @@
-"""`manage.py djqueue pause`, `resume`, `limit`, `drain`, `clean` and `obliterate`."""
+"""`manage.py djqueue stats`, `queues`, `pause`, `resume`, `limit`, `drain`, `clean` and `obliterate`."""
 
 from argparse import ArgumentTypeError
 from typing import Any
@@ -9,19 +9,29 @@ from djqueue.client import Queue, get_storage
 from djqueue.client.limiters import UNCHANGED
 from djqueue.conf import get_settings, parse_rate
 from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.job import JobRecord
+from djqueue.core.overview import Overview, QueueOverview
 from djqueue.core.shown import numbered
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.core.suggest import nearest
-from djqueue.management.flags import count
+from djqueue.management.arguments import count, duration, state
 from djqueue.operations.bulk import COUNTED, PART
 from djqueue.runtime.exits import MISUSED
 
-from .arguments import add_confirmation, duration, state, used_queue
-from .auditing import note
-from .base import Options, Output, Verbs
+from .base import Options, Output, Subcommands, add_confirmation, note, used_queue
 
+STATS = """Count the jobs of each queue, by state.
+
+With --json, the document has `queues`, a list of objects with the name, a count for each state, the age in
+seconds of the oldest job that could run now (`oldest_waiting_seconds`), and the totals since the queue began.
+
+    manage.py djqueue stats
+    manage.py djqueue stats --queue emails --json
+"""
+
+QUEUES = """List the queues with their limits, and whether they are paused."""
 PAUSE = """Stop claims from queues; running jobs finish."""
 RESUME = """Resume paused queues."""
 LIMIT = """Limit a queue for all workers, or remove limits.
@@ -45,22 +55,27 @@ NONE = "none"
 """Removes a limit."""
 
 
-def add(verbs: Verbs) -> None:
-    """Declare the verbs."""
+def add(subcommands: Subcommands) -> None:
+    """Declare the subcommands."""
+    for name, run, text in (("stats", stats, STATS), ("queues", queues, QUEUES)):
+        parser = subcommands.add(name, run, text)
+        parser.add_argument(
+            "--queue", metavar="NAME", action="append", help="Only this queue; may be repeated."
+        )
     for name, run, text in (("pause", pause, PAUSE), ("resume", resume, RESUME)):
-        parser = verbs.add(name, run, text)
+        parser = subcommands.add(name, run, text)
         parser.add_argument("queues", metavar="QUEUE", nargs="+", help="Names of queues.")
-    parser = verbs.add("limit", limit, LIMIT)
+    parser = subcommands.add("limit", limit, LIMIT)
     parser.add_argument("queue", metavar="QUEUE", help="Name of the queue.")
     parser.add_argument(
         "--rate", type=_rate, metavar="N/UNIT", help="Starts per s, m, h or d, such as 100/s; or none."
     )
     parser.add_argument("--concurrency", type=_limit, metavar="N", help="Active jobs at once; or none.")
-    parser = verbs.add("drain", drain, DRAIN)
+    parser = subcommands.add("drain", drain, DRAIN)
     parser.add_argument("queue", metavar="QUEUE", help="Name of the queue.")
     parser.add_argument("--keep-delayed", action="store_true", help="Keep delayed and blocked jobs.")
     add_confirmation(parser, "deleted")
-    parser = verbs.add("clean", clean, CLEAN)
+    parser = subcommands.add("clean", clean, CLEAN)
     parser.add_argument("queue", metavar="QUEUE", help="Name of the queue.")
     parser.add_argument(
         "--state",
@@ -77,10 +92,71 @@ def add(verbs: Verbs) -> None:
     )
     parser.add_argument("--limit", type=count, metavar="N", help="Maximum number of jobs.")
     add_confirmation(parser, "deleted")
-    parser = verbs.add("obliterate", obliterate, OBLITERATE)
+    parser = subcommands.add("obliterate", obliterate, OBLITERATE)
     parser.add_argument("queue", metavar="QUEUE", help="Name of the queue.")
     parser.add_argument("--force", action="store_true", help="Delete active jobs, too.")
     add_confirmation(parser, "deleted")
+
+
+def stats(options: Options, output: Output) -> None:
+    """Count the jobs of each queue."""
+    overview = _overview(options)
+    rows = [_described(one, overview.at) for one in overview.queues]
+    output.document({"at": to_datetime(overview.at), "queues": rows})
+    states = [state.value for state in State]
+    output.table(
+        ["queue", *states, "oldest", "paused"],
+        [
+            [
+                row["name"],
+                *[row[state] for state in states],
+                None if row["oldest_waiting_seconds"] is None else f"{row['oldest_waiting_seconds']:.0f} s",
+                row["paused"],
+            ]
+            for row in rows
+        ],
+    )
+    if not rows:
+        output.line("No queue has been used yet.")
+
+
+def queues(options: Options, output: Output) -> None:
+    """List the queues."""
+    overview = _overview(options)
+    rows = [
+        {
+            "name": queue.name,
+            "paused": queue.paused,
+            "rate": None if queue.rate is None else f"{queue.rate.capacity} per {queue.rate.per / 1_000:g} s",
+            "concurrency": queue.concurrency,
+            "active": queue.counts.get(State.ACTIVE, 0),
+            "group_mode": queue.group_mode,
+            "waiting_by_name": queue.names,
+        }
+        for queue in overview.queues
+    ]
+    output.document(rows)
+    columns = ["name", "paused", "rate", "concurrency", "active", "group_mode"]
+    output.table(
+        [name.replace("_", " ") for name in columns], [[row[name] for name in columns] for row in rows]
+    )
+
+
+def _overview(options: Options) -> Overview:
+    storage = get_storage()
+    names = [used_queue(storage, name) for name in options["queue"] or ()]
+    return storage.reads.overview(names or None)
+
+
+def _described(queue: QueueOverview, at: int) -> dict[str, Any]:
+    oldest = None if queue.oldest_at is None else max(0, at - queue.oldest_at) / 1_000
+    return {
+        "name": queue.name,
+        **{state.value: queue.counts.get(state, 0) for state in State},
+        "paused": queue.paused,
+        "oldest_waiting_seconds": oldest,
+        "totals": queue.totals._asdict(),
+    }
 
 
 def pause(options: Options, output: Output) -> None:

@@ -13,7 +13,7 @@ from djqueue.core.durations import to_datetime
 from djqueue.core.errors import BackupError
 from djqueue.core.shown import in_one_line
 from djqueue.models import BackupState, SchedulerLease
-from djqueue.operations.scheduling import alias_of
+from djqueue.operations.sweeps import alias_of
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.tables.holders import LeaseHolder, host_name
@@ -33,7 +33,7 @@ class BackupCancelledError(BackupError):
     """The backup was given up, because the process stops or has lost its lease."""
 
 
-class BackupTurns:
+class BackupLease:
     """Lets one process at a time take a backup, and records how that ended.
 
     Projects without djqueue's tables have neither: `are_shared` is False for them.

@@ -1,6 +1,8 @@
-"""`manage.py djqueue jobs`, `job`, `enqueue` and `wait`."""
+"""`manage.py djqueue jobs`, `job`, `enqueue`, `wait`, `cancel`, `retry`, `promote` and `move`."""
 
-from collections.abc import Iterator, Sequence
+from argparse import ArgumentParser
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -10,15 +12,18 @@ from djqueue.client.info import JobInfo
 from djqueue.client.waiting import wait_for
 from djqueue.core.errors import JobFailedError, JobTimeoutError
 from djqueue.core.job import EnqueueResult, JobRecord
-from djqueue.core.states import State
+from djqueue.core.shown import numbered
+from djqueue.core.states import PENDING, State
 from djqueue.dashboard import explanations, redaction
-from djqueue.management.flags import count, seconds
+from djqueue.management.arguments import count, duration, json_list, json_object, json_value, seconds, state
+from djqueue.models import BulkKind
+from djqueue.operations import actions, bulk
+from djqueue.operations.actions import DONE
+from djqueue.operations.bulk import Selection
 from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 
-from .arguments import add_ids, duration, json_list, json_object, json_value, located, state, used_queue
-from .auditing import note
-from .base import Options, Output, Verbs
+from .base import Options, Output, Subcommands, add_confirmation, add_ids, located, note, used_queue
 
 EXAMINED = 10_000
 """Jobs of a queue and state that are examined for a name or tag."""
@@ -47,25 +52,49 @@ WAIT = """Wait until jobs end, and write their results.
 
 The exit code is 0 if all completed, and 1 if one failed, was cancelled, or did not end in time.
 """
+CANCEL = """Cancel jobs: pending ones never start, active ones are asked to stop.
+
+Name jobs by their IDs, or all that match with --all:
+
+    manage.py djqueue cancel 01890a5d-ac96-774b-bcce-b302099a8057
+    manage.py djqueue cancel --all --queue emails --name shop.jobs.send_receipt
+"""
+RETRY = """Retry failed jobs: their dead letters become waiting jobs again.
+
+`dead retry` retries all that match a filter.
+"""
+PROMOTE = """Make delayed jobs claimable now.
+
+    manage.py djqueue promote ID
+    manage.py djqueue promote --all --queue emails
+"""
+MOVE = """Move pending and failed jobs to another queue.
+
+    manage.py djqueue move ID ID --to slow
+"""
+CANCELLABLE = (*sorted(PENDING), State.ACTIVE)
+"""States of jobs that can be cancelled, in the order in which all are."""
+Apply = Callable[[Storage, str, Sequence[str]], Mapping[str, str]]
+"""Changes jobs of one queue; returns the outcome of each."""
 
 
-def add(verbs: Verbs) -> None:
-    """Declare the verbs."""
-    parser = verbs.add("jobs", jobs, JOBS)
+def add(subcommands: Subcommands) -> None:
+    """Declare the subcommands."""
+    parser = subcommands.add("jobs", jobs, JOBS)
     parser.add_argument("--queue", metavar="NAME", action="append", help="Only this queue; may be repeated.")
     parser.add_argument("--state", type=state, action="append", help="Only this state; may be repeated.")
     parser.add_argument("--name", default="", help="Only jobs with this name.")
     parser.add_argument("--tag", default="", help="Only jobs with this tag.")
     parser.add_argument("--limit", type=count, default=20, metavar="N", help="Maximum number (default: 20).")
 
-    parser = verbs.add("job", job, JOB)
+    parser = subcommands.add("job", job, JOB)
     parser.add_argument("id", metavar="ID", help="ID of the job.")
     parser.add_argument(
         "--queue", metavar="NAME", help="Queue of the job (default: the one that has the ID)."
     )
     parser.add_argument("--show-payload", action="store_true", help="Show hidden values, too.")
 
-    parser = verbs.add("enqueue", enqueue, ENQUEUE)
+    parser = subcommands.add("enqueue", enqueue, ENQUEUE)
     parser.add_argument("name", metavar="NAME", help="Name of the job.")
     parser.add_argument(
         "--args", dest="positional", type=json_list, default=[], metavar="JSON", help="Positional arguments."
@@ -82,11 +111,27 @@ def add(verbs: Verbs) -> None:
     parser.add_argument("--unique-key", metavar="KEY", help="Allow one live job with this key.")
     parser.add_argument("--wait", type=seconds, metavar="SECONDS", help="Wait for the result.")
 
-    parser = verbs.add("wait", wait, WAIT)
+    parser = subcommands.add("wait", wait, WAIT)
     add_ids(parser)
     parser.add_argument(
         "--timeout", type=seconds, default=30.0, metavar="SECONDS", help="Maximum time (default: 30)."
     )
+    parser = subcommands.add("cancel", cancel, CANCEL)
+    _add_matching(parser, "cancelled")
+    parser.add_argument(
+        "--state",
+        type=state,
+        action="append",
+        help="Only this state; may be repeated (default: waiting, delayed, blocked and active).",
+    )
+    parser.add_argument("--name", default="", help="Only jobs with this name.")
+    parser.add_argument("--tag", default="", help="Only jobs with this tag.")
+    add_ids(subcommands.add("retry", retry, RETRY))
+    parser = subcommands.add("promote", promote, PROMOTE)
+    _add_matching(parser, "made claimable")
+    parser = subcommands.add("move", move, MOVE)
+    add_ids(parser)
+    parser.add_argument("--to", metavar="NAME", required=True, help="Queue that gets the jobs.")
 
 
 def jobs(options: Options, output: Output) -> None:
@@ -256,3 +301,102 @@ def _summary(record: JobRecord) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return value.isoformat(sep=" ", timespec="milliseconds") if hasattr(value, "isoformat") else str(value)
+
+
+def cancel(options: Options, output: Output) -> None:
+    """Cancel jobs."""
+    states = options["state"] or CANCELLABLE
+    if wrong := [one.value for one in states if one not in CANCELLABLE]:
+        raise CommandError(f"--state {wrong[0]}: jobs in this state have ended", returncode=MISUSED)
+    if not options["all"]:
+        if options["state"] or options["name"] or options["tag"]:
+            raise CommandError("filters choose jobs only together with --all", returncode=MISUSED)
+        _each(options, output, "cancel", actions.CANCEL.apply)
+        return
+    _all(options, output, BulkKind.CANCEL, "cancel", states=states, name=options["name"], tag=options["tag"])
+
+
+def retry(options: Options, output: Output) -> None:
+    """Retry failed jobs."""
+    _each(options, output, "retry", actions.RETRY.apply)
+
+
+def promote(options: Options, output: Output) -> None:
+    """Make delayed jobs claimable."""
+    if options["all"]:
+        _all(options, output, BulkKind.PROMOTE, "promote", states=(State.DELAYED,))
+    else:
+        _each(options, output, "promote", actions.PROMOTE.apply)
+
+
+def move(options: Options, output: Output) -> None:
+    """Move jobs to another queue."""
+    to = options["to"]
+    _each(options, output, "move", lambda storage, queue, ids: Queue(queue, storage=storage).move(ids, to))
+
+
+def _add_matching(parser: ArgumentParser, changed: str) -> None:
+    parser.add_argument("ids", metavar="ID", nargs="*", help="IDs of jobs.")
+    parser.add_argument("--all", action="store_true", help="All jobs that match, instead of IDs.")
+    parser.add_argument("--queue", metavar="NAME", help="Only this queue.")
+    add_confirmation(parser, changed)
+
+
+def _each(options: Options, output: Output, action: str, apply: Apply) -> None:
+    """Change the named jobs, and report each. Raises CommandError unless all were changed."""
+    storage = get_storage()
+    if not options["ids"]:
+        raise CommandError("name the IDs of jobs, or pass --all", returncode=MISUSED)
+    rows = []
+    for queue, ids in located(storage, options["ids"], options["queue"]).items():
+        if options.get("dry_run"):
+            states = storage.reads.states(queue, ids)
+            rows += [(job_id, queue, f"{found}") for job_id, found in zip(ids, states, strict=True)]
+            continue
+        outcomes = apply(storage, queue, ids)
+        rows += [(job_id, queue, word) for job_id, word in outcomes.items()]
+        for job_id in ids:
+            note(action, queue=queue, job_id=job_id, count=1)
+    output.document([{"id": job_id, "queue": queue, "outcome": word} for job_id, queue, word in rows])
+    output.table(["id", "queue", "state now" if options.get("dry_run") else "outcome"], rows)
+    refused = [job_id for job_id, _, word in rows if word not in DONE | {"moved"}]
+    if refused and not options.get("dry_run"):
+        raise CommandError(f"not changed: {len(refused):,} of {numbered(len(rows), 'job')}")
+
+
+def _all(
+    options: Options,
+    output: Output,
+    kind: str,
+    action: str,
+    *,
+    states: Sequence[State],
+    name: str = "",
+    tag: str = "",
+) -> None:
+    """Change all jobs that match, in parts, after a preview and a confirmation."""
+    storage = get_storage()
+    if options["ids"]:
+        raise CommandError("IDs and --all can't be combined: remove one of them", returncode=MISUSED)
+    queue = options["queue"]
+    queues = storage.queues.names() if queue is None else [used_queue(storage, queue)]
+    selection = Selection(tuple(queues), states=tuple(one.value for one in states), name=name, tag=tag)
+    now = storage.reads.overview(queues[:1]).at
+    expected = bulk.preview(storage, kind, selection, before=now) if queues else None
+    matching = 0 if expected is None else expected.matching
+    capped = expected is not None and expected.capped
+    text = f"{matching:,} or more matching jobs" if capped else numbered(matching, "matching job")
+    if options["dry_run"] or not matching:
+        output.document({"matching": matching, "changed": 0})
+        output.line(f"{text}; nothing was changed.")
+        return
+    output.confirm(f"{action.capitalize()} {text}?", assume_yes=options["no_input"])
+    outcomes: Counter[str] = Counter()
+    for part in bulk.run_now(storage, kind, selection, now):
+        outcomes += part
+        output.progress(f"{outcomes.total():,} of {text}")
+    changed = sum(number for word, number in outcomes.items() if word in DONE)
+    note(f"all_{action}_begin", queue=queue or "", count=changed, detail={"states": list(selection.states)})
+    output.document({"matching": matching, "changed": changed, "outcomes": dict(outcomes)})
+    for word, number in outcomes.most_common():
+        output.line(f"{number:,} {word.replace('_', ' ')}")

@@ -1,38 +1,42 @@
-"""Declares the verbs of `manage.py djqueue`, and writes their results."""
+"""Declares the subcommands of `manage.py djqueue`, and writes and records their results."""
 
+import getpass
 import json
+import logging
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol, TextIO
 
-from django.core.management.base import CommandError, DjangoHelpFormatter
+from django.core.management.base import CommandError
+from django.db import Error
 
+from djqueue.core.shown import in_one_line
 from djqueue.core.states import State
+from djqueue.core.suggest import nearest
+from djqueue.dashboard import audit
+from djqueue.management.arguments import HelpFormatter
 from djqueue.runtime.exits import MISUSED
+from djqueue.storage.base import Storage
 
 Options = Mapping[str, Any]
 Run = Callable[[Options, "Output"], None]
 
 
-class HelpFormatter(RawDescriptionHelpFormatter, DjangoHelpFormatter):
-    """Keeps the paragraphs of descriptions."""
-
-
-class Verbs(NamedTuple):
-    """The place where verbs are declared: the command, or a verb that has verbs of its own."""
+class Subcommands(NamedTuple):
+    """The place where subcommands are declared: the command, or a subcommand with subcommands of its own."""
 
     actions: Any
     """argparse's subparsers."""
 
     def add(self, name: str, run: Run, description: str, *, json: bool = True) -> ArgumentParser:
-        """Declare a verb, and return its parser, for its arguments.
+        """Declare a subcommand, and return its parser, for its arguments.
 
         Args:
-            run: Runs the verb.
-            description: Help text; its first line appears in the list of verbs.
-            json: The verb has the option `--json`.
+            run: Runs the subcommand.
+            description: Help text; its first line appears in the list of subcommands.
+            json: The subcommand has the option `--json`.
         """
         summary = description.strip().splitlines()[0].rstrip(".")
         parser: ArgumentParser = self.actions.add_parser(
@@ -46,8 +50,8 @@ class Verbs(NamedTuple):
             parser.add_argument("--json", action="store_true", help="Write one JSON document.")
         return parser
 
-    def group(self, name: str, description: str) -> "Verbs":
-        """Declare a verb that has verbs of its own, such as `dead list`."""
+    def group(self, name: str, description: str) -> "Subcommands":
+        """Declare a subcommand with subcommands of its own, such as `dead list`."""
         summary = description.strip().splitlines()[0].rstrip(".")
         parser = self.actions.add_parser(
             name,
@@ -55,7 +59,7 @@ class Verbs(NamedTuple):
             description=description,
             formatter_class=HelpFormatter,
         )
-        return Verbs(parser.add_subparsers(dest=f"{name}_action", metavar="ACTION", required=True))
+        return Subcommands(parser.add_subparsers(dest=f"{name}_action", metavar="ACTION", required=True))
 
 
 class Writable(Protocol):
@@ -69,7 +73,7 @@ class Writable(Protocol):
 
 
 class Output:
-    """Writes the result of a verb: lines and tables for people, or one JSON document.
+    """Writes the result of a subcommand: lines and tables for people, or one JSON document.
 
     Args:
         stdout: Where results go.
@@ -121,7 +125,7 @@ class Output:
     def confirm(self, question: str, *, assume_yes: bool) -> None:
         """Ask a question on a terminal. Raises CommandError unless the answer is yes.
 
-        Without a terminal, and without `assume_yes`, nothing is asked and the verb is refused.
+        Without a terminal, and without `assume_yes`, nothing is asked and the subcommand is refused.
         """
         if assume_yes:
             return
@@ -161,3 +165,74 @@ def plain(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     return str(value)
+
+
+def add_confirmation(parser: ArgumentParser, changes: str) -> None:
+    """Add the options of a subcommand that changes or deletes many jobs."""
+    parser.add_argument("--dry-run", action="store_true", help=f"Only count what would be {changes}.")
+    parser.add_argument(
+        "--no-input", "--yes", action="store_true", dest="no_input", help="Do not ask for confirmation."
+    )
+
+
+def add_ids(parser: ArgumentParser, *, required: bool = True) -> None:
+    """Add the IDs of jobs, and the queue that has them."""
+    parser.add_argument("ids", metavar="ID", nargs="+" if required else "*", help="IDs of jobs.")
+    parser.add_argument(
+        "--queue", metavar="NAME", help="Queue of the jobs (default: the one that has the IDs)."
+    )
+
+
+def used_queue(storage: Storage, name: str) -> str:
+    """Return the name of a queue that has been used. Raises CommandError."""
+    names = storage.queues.names()
+    if name not in names:
+        raise CommandError(f"no queue {name!r} has been used{nearest(name, names) or '.'}")
+    return name
+
+
+def located(storage: Storage, ids: Sequence[str], queue: str | None) -> dict[str, list[str]]:
+    """Return the IDs by queue. Raises CommandError for an unknown job, or one that several queues have."""
+    if queue is not None:
+        states = storage.reads.states(queue, ids)
+        missing = [job_id for job_id, found in zip(ids, states, strict=True) if found is None]
+        if missing:
+            raise CommandError(f"queue {queue!r} has no job {missing[0]!r}")
+        return {queue: list(ids)}
+    by_queue: dict[str, list[str]] = {}
+    for job_id in ids:
+        queues = [name for name, _ in storage.reads.find(job_id)]
+        if not queues:
+            raise CommandError(f"no queue has a job {job_id!r}; its record may have expired")
+        if len(queues) > 1:
+            raise CommandError(
+                f"job {job_id!r} is in several queues ({', '.join(sorted(queues))}): name one with --queue"
+            )
+        by_queue.setdefault(queues[0], []).append(job_id)
+    return by_queue
+
+
+logger = logging.getLogger("djqueue.audit")
+
+
+def note(action: str, *, queue: str = "", job_id: str = "", count: int = 0, **detail: Any) -> None:
+    """Record an action of the operating system's user. See `djqueue.dashboard.audit.record`."""
+    try:
+        audit.record(
+            user=f"{_login()} (command line)",
+            action=action,
+            queue=queue,
+            job_id=job_id,
+            count=count,
+            detail=detail.pop("detail", {}) | detail,
+        )
+    except Error as error:
+        # A project without database storage need not have the tables; the action itself has succeeded.
+        logger.warning("The activity log could not be written: %s", in_one_line(error))
+
+
+def _login() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown user"

@@ -1,4 +1,7 @@
-"""The base of the admin's lists: read-only, with the dashboard's permissions, fast on millions of rows."""
+"""The admin's lists: read-only, with the dashboard's permissions, and fast on millions of rows.
+
+A user sees the rows of the queues that the dashboard shows to the user.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,16 +16,48 @@ from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
 from djqueue.dashboard import rendering, rights
+from djqueue.dashboard.rendering import REASONS
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import Job
 
-from . import gate
 from .dashboard import ModelAdmin, dashboard_of
 
 MAX_LISTED = 10_000
 """Rows that a list shows: the newest."""
 MAX_SEARCHED = 100_000
 """Rows, the newest, that are searched for the beginning of an id or a name, as no index supports that."""
+MAX_QUEUES = 5_000
+"""Queues of a table that `QUEUE_FILTER` is called for; the rows of any further queue are hidden."""
+MAX_CHOICES = 200
+"""Queues that a filter offers."""
+
+
+def used_queues(request: HttpRequest, model: type[Model]) -> list[str]:
+    """Return the queues in a table that the user may see, in order; read once per request."""
+    from djqueue.storage.tables import names
+
+    known: dict[type[Model], list[str]] = request.__dict__.setdefault("_djqueue_used", {})
+    if model not in known:
+        found = names.used_queues(alias_of(model), model, MAX_QUEUES)
+        known[model] = [name for name in found if rights.sees(request, name)]
+    return known[model]
+
+
+def in_visible_queues(request: HttpRequest, rows: QuerySet[Any]) -> QuerySet[Any]:
+    """Return the rows whose column `queue` names a queue that the user may see."""
+    if not rights.hides_queues():
+        return rows
+    return rows.filter(queue__in=used_queues(request, rows.model))
+
+
+def visible_schedules(request: HttpRequest, rows: QuerySet[Any]) -> QuerySet[Any]:
+    """Return the schedules that enqueue to queues that the user may see."""
+    from djqueue.dashboard.schedules import sees
+
+    if not rights.hides_queues():
+        return rows
+    found = rows.order_by("name")
+    return rows.filter(pk__in=[row.pk for row in found if sees(request, row)])
 
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg]
@@ -82,7 +117,7 @@ class ReadOnlyAdmin(ModelAdmin):
     show_full_result_count = False
     sortable_by = ()
     visible_rows: Callable[[HttpRequest, QuerySet[Any]], QuerySet[Any]] | None = None
-    """The function of `gate` that selects the rows that a user may see."""
+    """The function that selects the rows that a user may see."""
     dashboard_page: str
     """Name of the dashboard's page that corresponds to the list."""
     unlisted: tuple[str, ...] = ()
@@ -174,7 +209,7 @@ class ReadOnlyAdmin(ModelAdmin):
 class JobRowAdmin(ReadOnlyAdmin):
     """A list of rows that name their job by queue and id."""
 
-    visible_rows = staticmethod(gate.by_queue)
+    visible_rows = staticmethod(in_visible_queues)
     dashboard_page = "jobs"
     search_help_text = _("Search by job ID or, among the newest 100,000 rows, by the beginning of a job ID.")
 
@@ -185,7 +220,7 @@ class JobRowAdmin(ReadOnlyAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
-        exact = queryset.filter(queue__in=gate.used_queues(request, self.model), job_id=term)
+        exact = queryset.filter(queue__in=used_queues(request, self.model), job_id=term)
         if exact.exists():
             return exact, False
         begins = Q()
@@ -223,3 +258,59 @@ def _parameters(filters: Iterable[Any]) -> set[str]:
         else:
             found.add(str(one.parameter_name))
     return found
+
+
+class ChoiceFilter(admin.SimpleListFilter):
+    """A filter by a text column. A subclass says where its choices come from."""
+
+    def choices_of(self, request: HttpRequest, model: type[Model]) -> Iterable[tuple[str, Any]]:
+        """Return value and label of each choice."""
+        raise NotImplementedError
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Return the choices, and the current value if it is not one of them."""
+        choices = list(self.choices_of(request, model_admin.model))
+        present = self.value()
+        if present and present not in dict(choices):
+            choices.append((present, present))
+        return choices
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the rows that have the chosen value."""
+        value = self.value()
+        return queryset.filter(**{str(self.parameter_name): value}) if value else queryset
+
+
+class QueueFilter(ChoiceFilter):
+    """Filters by queue, among the queues in the table that the user may see."""
+
+    title = _("queue")
+    parameter_name = "queue"
+
+    def choices_of(self, request: HttpRequest, model: type[Model]) -> Iterable[tuple[str, Any]]:
+        """Return the first queues in the table."""
+        return [(queue, queue) for queue in used_queues(request, model)[:MAX_CHOICES]]
+
+
+class NameFilter(ChoiceFilter):
+    """Filters by job name, among the jobs registered in this process."""
+
+    title = _("job name")
+    parameter_name = "name"
+
+    def choices_of(self, request: HttpRequest, model: type[Model]) -> Iterable[tuple[str, Any]]:
+        """Return the registered names."""
+        from djqueue.client import registry
+
+        return [(name, name) for name in registry.names()]
+
+
+class ReasonFilter(ChoiceFilter):
+    """Filters dead letters by reason."""
+
+    title = _("reason")
+    parameter_name = "reason"
+
+    def choices_of(self, request: HttpRequest, model: type[Model]) -> Iterable[tuple[str, Any]]:
+        """Return all reasons."""
+        return REASONS.items()

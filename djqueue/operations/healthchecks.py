@@ -1,22 +1,27 @@
 """Health checks: whether the storage answers, and whether jobs that are due are being run.
 
 Each check has a stable name and returns findings, which say what is wrong and how to fix it. The URL, the
-command line and the doctor share these checks.
+command line and the doctor share these checks. `HealthRun` runs them within a time limit, whatever hangs.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from shlex import quote
-from typing import NamedTuple
+from threading import Event, Lock, Thread
+from typing import Any, Literal, NamedTuple
 
-from django.db import router
+from django.db import Error, connections, router
 
 from djqueue import models
 from djqueue.client import get_storage
 from djqueue.conf import HealthSettings
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadline import within
 from djqueue.core.diagnostics import Finding
-from djqueue.core.errors import ConfigurationError
+from djqueue.core.errors import ConfigurationError, DjqueueError
 from djqueue.core.explain import MEANINGS
+from djqueue.core.forks import after_fork
 from djqueue.core.job import WorkerInfo
 from djqueue.core.metrics import MINUTE
 from djqueue.core.overview import Overview, QueueOverview
@@ -28,18 +33,25 @@ from djqueue.storage.base import Storage
 from djqueue.storage.tables.leaderlease import NAME as MIRROR_LEASE
 from djqueue.storage.tables.staleleases import stale_holder
 
-from .mirroring import is_mirrored
+from .mirror import is_mirrored
+
+logger = logging.getLogger("djqueue.health")
 
 EXAMINED = 20
 """Maximum waiting jobs of a queue of which is asked why they do not run."""
 NAMED = 20
 """Maximum queues that a finding names."""
+FRESH = 1_000
+"""Milliseconds for which a monitor answers with the last report."""
 START_WORKERS = "Start workers with `manage.py runworkers`, or see why they stopped."
 NO_ANSWER = (
     "Check that its server is running and can be reached from this machine, that `manage.py migrate` has "
     "been run, and the setting STORAGE."
 )
 WRONG_SETTING = "Correct the setting. `manage.py djqueue doctor` looks at all of them."
+
+
+Status = Literal["ok", "failed", "unknown"]
 
 
 class HealthFacts(NamedTuple):
@@ -245,3 +257,190 @@ def with_ages(facts: HealthFacts, queues: Sequence[QueueOverview]) -> str:
 
 def _seconds(milliseconds: int) -> str:
     return f"{milliseconds / 1_000:,.0f} s"
+
+
+class CheckResult(NamedTuple):
+    """The result of one health check."""
+
+    name: str
+    status: Status
+    """ok | failed | unknown (it did not run, because an earlier check failed)"""
+    findings: tuple[Finding, ...] = ()
+
+
+class HealthReport(NamedTuple):
+    """The results of all health checks."""
+
+    checks: tuple[CheckResult, ...]
+    facts: HealthFacts | None = None
+    """State of the storage that the checks judged; None if the storage can't be used."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether every check passed."""
+        return all(check.status == "ok" for check in self.checks)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings of all checks."""
+        return [finding for check in self.checks for finding in check.findings]
+
+    def document(self) -> dict[str, Any]:
+        """Return the public part of the report as a JSON object."""
+        return {
+            "status": "ok" if self.is_healthy else "failed",
+            "checks": {check.name: check.status for check in self.checks},
+        }
+
+
+class HealthRun:
+    """One run of the checks on a thread of its own, which may hang while a server does not answer.
+
+    Callers wait for the thread only until the deadline.
+    """
+
+    def __init__(self, bounds: HealthSettings, clock: Callable[[], int] = SYSTEM_CLOCK.monotonic) -> None:
+        self._bounds = bounds
+        self._clock = clock
+        self._began = clock()
+        self._results: dict[str, CheckResult] = {}
+        self._facts: HealthFacts | None = None
+        self._step = STORAGE
+        self._done = start_bounded(self._run, "djqueue-health")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a check has not returned yet, even if no caller waits for it any longer."""
+        return not self._done.is_set()
+
+    @property
+    def age(self) -> int:
+        """Milliseconds since the start."""
+        return self._clock() - self._began
+
+    def report(self) -> HealthReport:
+        """Wait for the results until the deadline, and return them."""
+        left = max(0, self._bounds.timeout - self.age)
+        if self._done.wait(left / 1_000):
+            return HealthReport(self._listed(self._results), self._facts)
+        # The thread continues, so that its results may change.
+        results, step = dict(self._results), self._step
+        if step not in results:
+            results[step] = CheckResult(step, "failed", (self._late(step),))
+        return HealthReport(self._listed(results))
+
+    def _listed(self, results: dict[str, CheckResult]) -> tuple[CheckResult, ...]:
+        return tuple(results.get(name) or CheckResult(name, "unknown") for name in (STORAGE, *CHECKS))
+
+    def _late(self, step: str) -> Finding:
+        return Finding(
+            f"health.{step}",
+            "error",
+            f"the storage did not answer within {self._bounds.timeout / 1_000:g} s",
+            "Check whether its server hangs or is overloaded.",
+        )
+
+    def _run(self) -> None:
+        with within(self._bounds.timeout / 1_000):
+            self._run_checks()
+
+    def _run_checks(self) -> None:
+        facts = self._checked(STORAGE, lambda: read_facts(self._bounds))
+        if facts is None:
+            return
+        self._facts = facts
+        self._results[STORAGE] = CheckResult(STORAGE, "ok")
+        for name, check in CHECKS.items():
+            self._step = name
+            found = self._checked(name, partial(_tried, check, facts))
+            if found is not None:
+                self._results[name] = CheckResult(name, "failed" if found else "ok", found)
+
+    def _checked(self, name: str, read: Callable[[], Any]) -> Any:
+        """Return what `read` returns; None, with the check failed, if the storage can't be used."""
+        try:
+            return read()
+        except (DjqueueError, Error, OSError) as error:
+            finding = unreachable(name, error)
+        except Exception as error:
+            logger.exception("The health check %r raised an exception.", name)
+            finding = unreachable(name, error)
+        self._results[name] = CheckResult(name, "failed", (finding,))
+        return None
+
+
+def _tried(check: Check, facts: HealthFacts) -> tuple[Finding, ...]:
+    return tuple(check(facts))
+
+
+class HealthMonitor:
+    """The checks of a process for frequent requests: one run at a time, whose report counts for a second.
+
+    While a run hangs, requests get the report of that run at once, so that they don't add threads.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+        after_fork(self._begin)
+
+    def _begin(self) -> None:
+        self._lock = Lock()
+        self._current: tuple[HealthSettings, HealthRun] | None = None
+
+    def report(self, bounds: HealthSettings) -> HealthReport:
+        """Return the report of the current run, or of a new one."""
+        if is_in_transaction():
+            return HealthRun(bounds).report()
+        with self._lock:
+            if self._current is None or not self._is_current(bounds, *self._current):
+                self._current = (bounds, HealthRun(bounds))
+            run = self._current[1]
+        return run.report()
+
+    @staticmethod
+    def _is_current(bounds: HealthSettings, of: HealthSettings, run: HealthRun) -> bool:
+        return of == bounds and (run.is_running or run.age < FRESH)
+
+    def forget(self) -> None:
+        """Let the next request start a new run."""
+        with self._lock:
+            self._current = None
+
+
+def finding_document(finding: Finding) -> dict[str, str]:
+    """Return a finding as a JSON object."""
+    return {"id": finding.id, "level": finding.level, "text": finding.text, "fix": finding.hint}
+
+
+monitor = HealthMonitor()
+"""The monitor of this process."""
+
+
+def is_in_transaction() -> bool:
+    """Return whether this thread has a transaction, whose rows no other thread can see."""
+    return any(connection.in_atomic_block for connection in connections.all(initialized_only=True))
+
+
+def start_bounded(work: Callable[[], object], name: str) -> Event:
+    """Start work on a daemon thread, and return the event of its end.
+
+    A call to a frozen PostgreSQL server has no time limit of its own. Inside a transaction of the caller, as
+    in a `TestCase`, the work runs in the caller's thread.
+    """
+    done = Event()
+
+    def run_alone() -> None:
+        try:
+            work()
+        finally:
+            connections.close_all()
+            done.set()
+
+    if is_in_transaction():
+        try:
+            work()
+        finally:
+            done.set()
+    else:
+        Thread(target=run_alone, name=name, daemon=True).start()
+    return done

@@ -9,12 +9,12 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.db import Error
 
-from djqueue.backup import restoring, taking
-from djqueue.backup.metadata import Metadata, check_name, started_at
+from djqueue.backup import transfer
+from djqueue.backup.archive import Metadata, check_name, started_at
+from djqueue.backup.lease import BackupLease
 from djqueue.backup.schedule import due_at, is_scheduled
 from djqueue.backup.store import BackupStore
-from djqueue.backup.taking import Steps
-from djqueue.backup.turns import BackupTurns
+from djqueue.backup.transfer import Steps
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
@@ -26,8 +26,7 @@ from djqueue.models import BackupState
 from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 
-from .auditing import note
-from .base import Options, Output, Verbs
+from .base import Options, Output, Subcommands, note
 
 PROGRESS_EVERY = 2_000
 """Milliseconds between two lines about progress."""
@@ -64,9 +63,9 @@ Exit codes: 0 backups are up to date or turned off, 1 the last attempt failed, o
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Declare the verbs."""
-    backup = verbs.group("backup", BACKUP)
+def add(subcommands: Subcommands) -> None:
+    """Declare the subcommands."""
+    backup = subcommands.group("backup", BACKUP)
     backup.add("now", now, NOW)
     backup.add("list", listed, LIST)
     _add_name(backup.add("verify", verify, VERIFY))
@@ -85,27 +84,27 @@ def add(verbs: Verbs) -> None:
 def now(_options: Options, output: Output) -> None:
     """Take a backup."""
     storage, settings = _shared_storage(), get_settings().backup
-    store, turns = BackupStore.configured(settings), BackupTurns(storage)
+    store, lease = BackupStore.configured(settings), BackupLease(storage)
     progress = record_progress(output, "Saved {0:,} records")
     with ExitStack() as stack:
-        steps, is_alone = Steps(progress=progress), turns.are_shared()
+        steps, is_alone = Steps(progress=progress), lease.are_shared()
         if is_alone:
-            turn = stack.enter_context(turns.turn(settings.timeout, Event()))
+            turn = stack.enter_context(lease.turn(settings.timeout, Event()))
             steps = Steps(turn.check, progress=progress)
-            turns.note_start()
+            lease.note_start()
         name = ""
         try:
-            found = taking.take(storage, store, turns.clock, steps)
+            found = transfer.take(storage, store, lease.clock, steps)
             name = found.name
-            deleted = taking.prune(store, settings.keep, name, turns.clock, is_alone=is_alone)
+            deleted = transfer.prune(store, settings.keep, name, lease.clock, is_alone=is_alone)
         except Exception as error:
             if is_alone:
-                turns.note_end(name, error)
+                lease.note_end(name, error)
             if isinstance(error, OSError):
                 raise CommandError(f"the backup failed: {error}") from error
             raise
         if is_alone:
-            turns.note_end(name)
+            lease.note_end(name)
     output.document({**found.document(), "deleted": deleted})
     output.line(f"Saved backup {name} in {store.describe()}: {_counted(found)}, {_size(found.size)}.")
     if deleted:
@@ -149,7 +148,7 @@ def verify(options: Options, output: Output) -> None:
     """Check a backup."""
     store = BackupStore.configured(get_settings().backup)
     progress = record_progress(output, "Read {0:,} records")
-    found = restoring.verify(store, _name(store, options), progress)
+    found = transfer.verify(store, _name(store, options), progress)
     output.document({**found.document(), "verified": True})
     output.line(f"Backup {found.name} is intact: {_counted(found)}.")
 
@@ -179,7 +178,7 @@ def restore(options: Options, output: Output) -> None:
         return True
 
     progress = record_progress(output, "Restored {0:,} records")
-    found = restoring.restore(store, name, storage, replace=force, progress=progress, before=before)
+    found = transfer.restore(store, name, storage, replace=force, progress=progress, before=before)
     metadata, written = found.metadata, found.written
     if written is not None:
         note("backup_restore", count=written.jobs, backup=name, **({"replaced": held} if held else {}))
@@ -205,16 +204,16 @@ def restore(options: Options, output: Output) -> None:
 def status(_options: Options, output: Output) -> None:
     """Show the state of backups."""
     storage, settings = get_storage(), get_settings().backup
-    turns = BackupTurns(storage)
+    lease = BackupLease(storage)
     scheduled = is_scheduled(storage, settings)
-    state, running, problem = _last_attempt(turns)
+    state, running, problem = _last_attempt(lease)
     store = names = None
     try:
         store = BackupStore.configured(settings)
         names = store.names()
     except DjqueueError as error:
         problem = str(error)
-    clock = turns.clock
+    clock = lease.clock
     due = due_at(names, settings, clock.now()) if names is not None and scheduled else None
     if not problem and due is not None and names and clock.now() > due + (settings.every or 0):
         problem = "the next backup is overdue: is runworkers running?"
@@ -254,12 +253,12 @@ def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _last_attempt(turns: BackupTurns) -> tuple[BackupState | None, str, str]:
+def _last_attempt(lease: BackupLease) -> tuple[BackupState | None, str, str]:
     """Return the last attempt, the process that takes a backup now, and what went wrong."""
     try:
-        if not turns.are_shared():
+        if not lease.are_shared():
             return None, "", ""
-        state, running = turns.last(), turns.holder()
+        state, running = lease.last(), lease.holder()
     except Error as error:
         return None, "", f"the database cannot be used: {in_one_line(error)}"
     if state is None or running:

@@ -1,18 +1,59 @@
-"""Turn schedules declared in code into rows, and switch off rows that are no longer declared."""
+"""The rows of schedules: their jobs, their next runs, and their declarations in code."""
 
 import logging
-from datetime import timedelta
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Q
 
-from djqueue.client import registry
+from djqueue.client import envelope, registry
 from djqueue.client.declared import Declared, declared
-from djqueue.core.durations import to_datetime
-from djqueue.core.errors import DjqueueError
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime, to_milliseconds
+from djqueue.core.errors import DjqueueError, OptionError, UnknownJobError
+from djqueue.core.job import Batch
+from djqueue.core.options import EnqueueOptions, JobOptions
 from djqueue.models import CronJob, ScheduleSource
+from djqueue.schedules.zones import parse_timezone
 
 logger = logging.getLogger("djqueue.cron")
+
+KEPT = 60 * 60_000
+"""Milliseconds for which the records of such jobs are kept at least."""
+
+
+def job_id(row: CronJob, slot: int) -> str:
+    """Return the id of the job of a slot."""
+    return f"cron:{row.name}:{slot}"
+
+
+def batch_of(row: CronJob, ids: list[str] | None) -> Batch:
+    """Jobs of a row, one for each id (None: one job, with an id of its own).
+
+    With the options of `@job` if that is known here, else the settings'. Raises DjqueueError.
+    """
+    options = options_of(row)
+    values = [{"args": row.args, "kwargs": row.kwargs}] * (1 if ids is None else len(ids))
+    return envelope.batch(options, row.job_name, values, ids)
+
+
+def options_of(row: CronJob) -> EnqueueOptions:
+    """Return the options of a row's jobs."""
+    try:
+        options = registry.get(row.job_name).options
+    except UnknownJobError:
+        options = envelope.resolve({})
+    if row.queue:
+        options = replace(options, queue=envelope.resolve({"queue": row.queue}).queue)
+    return replace(options, job=_kept(options.job), run_at=None)
+
+
+def _kept(options: JobOptions) -> JobOptions:
+    """Write the job before the row moves on, and keep its record long enough to find it again."""
+    is_kept = options.kept is None or options.kept >= KEPT
+    return replace(options, durable=True, retention=options.retention if is_kept else KEPT)
 
 
 def declare(alias: str, now: int) -> None:
@@ -81,3 +122,29 @@ def _fields(entry: Declared) -> dict[str, Any]:
 
 def _duration(milliseconds: int) -> timedelta:
     return timedelta(milliseconds=milliseconds)
+
+
+def next_runs(row: CronJob) -> Iterator[datetime]:
+    """Yield the times of its next jobs, with jitter.
+
+    Only the first may be in the past: it is due, and a worker decides about those that were missed since.
+
+    Raises OptionError.
+    """
+    schedule, now = row.timing(), SYSTEM_CLOCK.now()
+    known = row.next_run_at
+    slot = row.next_slot(now) if known is None else to_milliseconds(known)
+    left = None if schedule.max_executions is None else schedule.max_executions - row.executions
+    while slot is not None and (left is None or left > 0):
+        yield to_datetime(schedule.fires_at(slot, row.name))
+        slot = schedule.next_slot(max(slot, now))
+        left = None if left is None else left - 1
+
+
+def shown(row: CronJob, at: datetime) -> str:
+    """Return a time in the schedule's time zone."""
+    try:
+        at = at.astimezone(parse_timezone(row.timezone))
+    except OptionError:
+        pass  # shown in UTC; `about` reports the error
+    return at.isoformat(" ", "seconds")

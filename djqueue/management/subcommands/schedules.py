@@ -1,6 +1,7 @@
 """`manage.py djqueue cron`, and its alias `schedules`."""
 
 from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from itertools import islice
 from typing import Any
@@ -9,20 +10,20 @@ from django.core.exceptions import ValidationError
 from django.core.management.base import CommandError
 
 from djqueue.client import get_storage, registry
+from djqueue.client.declared import declared
 from djqueue.client.entries import check_arguments
 from djqueue.client.sending import enqueue
-from djqueue.core.errors import ArgumentsError, DjqueueError
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.durations import to_datetime
+from djqueue.core.errors import ArgumentsError, DjqueueError, OptionError
 from djqueue.core.suggest import nearest
-from djqueue.management.flags import count
+from djqueue.management.arguments import count, duration, json_list, json_object
 from djqueue.models import CronJob, ScheduleSource
-from djqueue.operations.agenda import agenda, next_runs
-from djqueue.operations.cron import batch_of
-from djqueue.operations.scheduling import alias_of
+from djqueue.operations.cronjobs import batch_of, next_runs, shown
+from djqueue.operations.sweeps import alias_of
 from djqueue.runtime.exits import MISUSED
 
-from .arguments import duration, json_list, json_object
-from .auditing import note
-from .base import Options, Output, Verbs
+from .base import Options, Output, Subcommands, note
 
 CRON = """List, add, pause, run and remove schedules."""
 LIST = """List the schedules, each with its job, its last run and its next runs.
@@ -41,17 +42,19 @@ ADD = """Add a schedule.
 PAUSE = """Disable schedules. Runs missed meanwhile are not made up for."""
 RESUME = """Enable schedules."""
 RUN = """Enqueue a job of each schedule now; the next runs stay as they are."""
+UNSEEN = "declared in code, but not in the table yet; runworkers adds it when it starts"
+NONE = "There are no schedules."
 REMOVE = """Delete schedules; their jobs are kept.
 
 A schedule that is declared in code can't be deleted, because code would add it again: pause it instead.
 """
 
 
-def add(verbs: Verbs) -> None:
-    """Declare the verbs."""
-    cron = verbs.group("cron", CRON)
+def add(subcommands: Subcommands) -> None:
+    """Declare the subcommands."""
+    cron = subcommands.group("cron", CRON)
     _add_list(cron.add("list", listed, LIST))
-    _add_list(verbs.add("schedules", listed, LIST))
+    _add_list(subcommands.add("schedules", listed, LIST))
     parser = cron.add("add", create, ADD)
     parser.add_argument("name", metavar="NAME", help="Name of the schedule.")
     parser.add_argument("job", metavar="JOB", help="Name of the job.")
@@ -82,11 +85,52 @@ def listed(options: Options, output: Output) -> None:
     """List the schedules."""
     alias = alias_of(get_storage())
     if not output.as_json:
-        for line in agenda(alias, options["names"], options["next"]):
+        for line in _agenda(alias, options["names"], options["next"]):
             output.line(line)
         return
     rows = _rows(options["names"]) if options["names"] else CronJob.objects.using(alias).order_by("name")
     output.document([_described(row, options["next"]) for row in rows])
+
+
+def _agenda(alias: str, names: Sequence[str], runs: int) -> Iterator[str]:
+    """Yield lines about all schedules, or those with these names, each with its next runs.
+
+    Raises OptionError for an unknown name.
+    """
+    rows = {row.name: row for row in CronJob.objects.using(alias).order_by("name")}
+    waiting = declared.of(registry.names()).keys() - rows.keys()
+    known = sorted({*rows, *waiting})
+    for name in names:
+        if name not in known:
+            raise OptionError(f"unknown schedule {name!r}{nearest(name, known)}")
+    for name in known:
+        if not names or name in names:
+            yield from _about(rows[name], runs) if name in rows else (f"{name}: {UNSEEN}",)
+    if not known:
+        yield NONE
+
+
+def _about(row: CronJob, runs: int) -> Iterator[str]:
+    """Yield lines about one schedule: what it enqueues and when, its past and its next runs."""
+    when = row.schedule or f"every {row.every}"
+    queue = f" in queue {row.queue}" if row.queue else ""
+    yield f"{row.name}: {when} ({row.timezone}), {row.job_name}{queue}"
+    done = f"    {row.executions:,} {'execution' if row.executions == 1 else 'executions'}"
+    yield f"{done}, the last {shown(row, row.last_run_at)}" if row.last_run_at is not None else done
+    if row.skipped_at is not None:
+        yield f"    skipped {shown(row, row.skipped_at)}: {row.skip_reason}"
+    if not row.enabled:
+        yield "    disabled"
+        return
+    try:
+        now = to_datetime(SYSTEM_CLOCK.now())
+        for at in islice(next_runs(row), runs):
+            if at <= now:
+                yield f"    due since {shown(row, at)}, waits for a worker"
+            else:
+                yield f"    next {shown(row, at)}"
+    except DjqueueError as error:
+        yield f"    invalid: {error}"
 
 
 def create(options: Options, output: Output) -> None:

@@ -129,7 +129,7 @@ def test_runworkers_declares_schedules_before_its_first_claim(
         seen.extend(CronJob.objects.values_list("name", "source"))
 
     job(name="report", cron="@daily")(report)
-    monkeypatch.setattr("djqueue.management.commands.runworkers.serve", note)
+    monkeypatch.setattr("djqueue.management.processes.serve", note)
 
     call_command(runworkers.Command(), "--until-empty", stdout=StringIO(), stderr=StringIO())
 

@@ -398,9 +398,9 @@ def test_memory_storage_is_rejected_in_a_separate_process(storage: Storage) -> N
     call_command(command, "cron", "list")
 
 
-def test_docs_list_every_verb_with_its_summary() -> None:
+def test_docs_list_every_subcommand_with_its_summary() -> None:
     page = Path(__file__).parents[2].joinpath("docs", "command-line.md").read_text()
-    table = re.search(r"<!-- table: verbs -->\n(?:\|.*\n){2}((?:\|.*\n)+)", page)
+    table = re.search(r"<!-- table: subcommands -->\n(?:\|.*\n){2}((?:\|.*\n)+)", page)
     assert table is not None
     listed = dict(re.findall(r"\| `(.+?)` \| (.+?) \|", table[1]))
 

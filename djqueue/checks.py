@@ -112,7 +112,7 @@ MESSAGES = {"error": checks.Error, "warning": checks.Warning, "info": checks.Inf
 def check_settings(**_: Any) -> list[checks.CheckMessage]:
     """Check the settings without connecting to anything. Invalid keys are left out of later checks."""
     given = getattr(django_settings, "DJQUEUE", {})
-    found: list[checks.CheckMessage] = list(_bad_keys(given))
+    messages: list[checks.CheckMessage] = list(_bad_keys(given))
     readable = given if isinstance(given, Mapping) else {}
     bad = {key for key, value in readable.items() if problems({key: value})}
     right = {key: value for key, value in readable.items() if key not in bad}
@@ -120,27 +120,27 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
         del right["QUEUES"]
         if "LIMITERS" not in bad:
             hint = HINTS["LIMITERS"]
-            found += [checks.Error(f"{problem}.", hint=hint, id="djqueue.E008") for problem in unknown]
+            messages += [checks.Error(f"{problem}.", hint=hint, id="djqueue.E008") for problem in unknown]
     settings = read_settings(right)
     if not unknown and "QUEUES" not in bad:
-        found += _unused_limiters(settings)
+        messages += _unused_limiters(settings)
     if bad.isdisjoint({"CODEC", "ACCEPT_CONTENT"}):
-        found += _content_types(settings)
-    found += _middleware(settings)
-    found += _queue_filter(settings)
-    found += _missing_modules(settings)
-    found += _modules_of_no_app(settings)
+        messages += _content_types(settings)
+    messages += _middleware(settings)
+    messages += _queue_filter(settings)
+    messages += _missing_modules(settings)
+    messages += _modules_of_no_app(settings)
     if bad.isdisjoint({"QUEUES", "STRICT_QUEUES"}):
-        found += _queues_of_jobs(settings)
-    found += _databases_of_permissions()
+        messages += _queues_of_jobs(settings)
+    messages += _databases_of_permissions()
     if bad.isdisjoint({"QUEUES", "EXECUTOR", "DEFAULTS"}):
-        found += _ignored_limits(settings)
+        messages += _ignored_limits(settings)
     if "STORAGE" in bad:
-        return [*found, *_leases(settings, settings.policy("").lease)]
+        return [*messages, *_leases(settings, settings.policy("").lease)]
     of_storage = list(_storage(settings))
     redis = _redis_options(settings)
-    found += _leases(settings, redis.lease if redis is not None else settings.policy("").lease)
-    return found + of_storage
+    messages += _leases(settings, redis.lease if redis is not None else settings.policy("").lease)
+    return messages + of_storage
 
 
 def check_servers(databases: Iterable[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
@@ -163,13 +163,13 @@ def check_servers_to_deploy(databases: Iterable[str] | None = None, **_: Any) ->
 
 def check_jobs_to_deploy(**_: Any) -> list[checks.CheckMessage]:
     """Check with `--deploy` how jobs run: these messages would be too much in front of every command."""
-    found = list(_root_with_permissions())
+    messages = list(_root_with_permissions())
     settings = _valid_settings()
     if settings is not None:
-        found += _soft_timeouts(settings)
-        found += _immediate(settings)
-        found += _place_of_backups(settings)
-    return found
+        messages += _soft_timeouts(settings)
+        messages += _immediate(settings)
+        messages += _place_of_backups(settings)
+    return messages
 
 
 class _LastRun:
@@ -255,15 +255,19 @@ def _modules_of_no_app(settings: Settings) -> Iterator[checks.CheckMessage]:
     names = [name for name in settings.modules if "." not in name]
     if not names:
         return
-    found: dict[str, str] = {}
+    app_of: dict[str, str] = {}
     for app in apps.get_app_configs():
         for module in iter_modules([app.path]):
-            found.setdefault(module.name, app.name)
+            app_of.setdefault(module.name, app.name)
     for name in names:
-        if name not in found:
-            own = [other for other, app in found.items() if not app.startswith(("django.", "djqueue"))]
-            meant = similar(name, own)
-            hint = f"Did you mean {meant!r} (in {found[meant]})?" if meant else HINTS["MODULES"]
+        if name not in app_of:
+            own = [other for other, app in app_of.items() if not app.startswith(("django.", "djqueue"))]
+            similar_name = similar(name, own)
+            hint = (
+                f"Did you mean {similar_name!r} (in {app_of[similar_name]})?"
+                if similar_name
+                else HINTS["MODULES"]
+            )
             yield checks.Warning(
                 f"DJQUEUE['MODULES']: no installed app has a module {name!r}, so it adds no jobs.",
                 hint=hint,
@@ -390,9 +394,9 @@ def _place(job_type: "JobType[..., Any]", settings: Settings) -> tuple[str, str]
 
 
 def _listed(names: Iterable[str]) -> str:
-    found = sorted(names)
-    more = len(found) - SHOWN
-    return ", ".join(found[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    ordered = sorted(names)
+    more = len(ordered) - SHOWN
+    return ", ".join(ordered[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _leases(settings: Settings, default: int) -> Iterator[checks.CheckMessage]:

@@ -38,8 +38,8 @@ def used_queues(request: HttpRequest, model: type[Model]) -> list[str]:
 
     known: dict[type[Model], list[str]] = request.__dict__.setdefault("_djqueue_used", {})
     if model not in known:
-        found = names.used_queues(alias_of(model), model, MAX_QUEUES)
-        known[model] = [name for name in found if rights.sees(request, name)]
+        queues = names.used_queues(alias_of(model), model, MAX_QUEUES)
+        known[model] = [name for name in queues if rights.sees(request, name)]
     return known[model]
 
 
@@ -56,8 +56,8 @@ def visible_schedules(request: HttpRequest, rows: QuerySet[Any]) -> QuerySet[Any
 
     if not rights.hides_queues():
         return rows
-    found = rows.order_by("name")
-    return rows.filter(pk__in=[row.pk for row in found if sees(request, row)])
+    schedules = rows.order_by("name")
+    return rows.filter(pk__in=[row.pk for row in schedules if sees(request, row)])
 
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg]
@@ -165,8 +165,8 @@ class ReadOnlyAdmin(ModelAdmin):
 
         Any other condition, such as `payload__contains`, would answer questions about hidden values.
         """
-        given = () if request is None else self.get_list_filter(request)
-        return lookup in _parameters(given)
+        filters = () if request is None else self.get_list_filter(request)
+        return lookup in _parameters(filters)
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[ChangeList]:
         """Return the class of the list."""
@@ -251,13 +251,13 @@ class JobRowAdmin(ReadOnlyAdmin):
 
 def _parameters(filters: Iterable[Any]) -> set[str]:
     """Return the URL parameters of a list's filters."""
-    found: set[str] = set()
+    parameters: set[str] = set()
     for one in filters:
         if isinstance(one, str):
-            found |= {one, f"{one}__exact"}
+            parameters |= {one, f"{one}__exact"}
         else:
-            found.add(str(one.parameter_name))
-    return found
+            parameters.add(str(one.parameter_name))
+    return parameters
 
 
 class ChoiceFilter(admin.SimpleListFilter):

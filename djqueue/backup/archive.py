@@ -59,11 +59,11 @@ def new_name(at: int) -> str:
 
 def started_at(name: str) -> int | None:
     """Return when a backup was started, from its name: UTC milliseconds. None if no backup has this name."""
-    found = NAME.fullmatch(name)
-    if found is None:
+    match = NAME.fullmatch(name)
+    if match is None:
         return None
     try:
-        return to_milliseconds(datetime.strptime(found[1], TIME).replace(tzinfo=UTC))
+        return to_milliseconds(datetime.strptime(match[1], TIME).replace(tzinfo=UTC))
     except ValueError:
         return None
 
@@ -124,10 +124,10 @@ class Metadata:
 
     def document(self) -> dict[str, Any]:
         """Return the description as JSON values."""
-        found = asdict(self)
+        document = asdict(self)
         for key in ("started_at", "ended_at"):
-            found[key] = to_datetime(found[key]).isoformat(timespec="milliseconds")
-        return found
+            document[key] = to_datetime(document[key]).isoformat(timespec="milliseconds")
+        return document
 
     def encode(self) -> bytes:
         """Return the JSON document."""
@@ -143,13 +143,13 @@ class Metadata:
         """
         try:
             document = json.loads(data)
-            found = document["format"]
-            if isinstance(found, int) and found > FORMAT:
+            number = document["format"]
+            if isinstance(number, int) and number > FORMAT:
                 raise BackupError(
-                    f"backup {name} has format {found}, and this djqueue reads formats up to {FORMAT}: "
+                    f"backup {name} has format {number}, and this djqueue reads formats up to {FORMAT}: "
                     f"upgrade djqueue to {document.get('djqueue', 'a later version')} or later"
                 )
-            if found != FORMAT or document["name"] != name:
+            if number != FORMAT or document["name"] != name:
                 raise ValueError("wrong format or name")
             return cls(
                 name=name,

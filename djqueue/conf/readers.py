@@ -54,9 +54,9 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     Raises:
         ConfigurationError: A key is invalid. The message has the first of `problems`.
     """
-    found = problems(given) or unknown_limiters(given)
-    if found:
-        raise ConfigurationError(found[0])
+    wrong = problems(given) or unknown_limiters(given)
+    if wrong:
+        raise ConfigurationError(wrong[0])
     values: dict[str, Any] = {}
     for key, value in given.items():
         values.update(READERS[key](key, value))
@@ -70,17 +70,17 @@ def problems(given: Mapping[str, Any]) -> list[str]:
     """Return the problems of a `DJQUEUE` mapping, one sentence per invalid key."""
     if not isinstance(given, Mapping):
         return [f"DJQUEUE must be a dict; got {shown_name(given)}"]
-    found = []
+    wrong = []
     for key, value in given.items():
         reader = READERS.get(key)
         if reader is None:
-            found.append(f"DJQUEUE[{shown_name(key)}] is not a setting{nearest(str(key), READERS)}")
+            wrong.append(f"DJQUEUE[{shown_name(key)}] is not a setting{nearest(str(key), READERS)}")
             continue
         try:
             reader(key, value)
         except (ConfigurationError, OptionError) as error:
-            found.append(without_credentials(f"DJQUEUE[{key!r}]: {error}"))
-    return found
+            wrong.append(without_credentials(f"DJQUEUE[{key!r}]: {error}"))
+    return wrong
 
 
 def is_wrong(given: Mapping[str, Any]) -> bool:
@@ -135,10 +135,10 @@ def _one_of(value: Any, words: tuple[str, ...], where: str) -> str:
 
 
 def _lasting(value: Any, where: str) -> int:
-    found = milliseconds(where, value)
-    if not found:
+    duration = milliseconds(where, value)
+    if not duration:
         raise ConfigurationError(f"{where}: must be positive; got {value!r}")
-    return found
+    return duration
 
 
 def _positive(value: Any, where: str) -> int:

@@ -286,7 +286,7 @@ def _celery_tasks(path: str, storage: Storage) -> "CeleryTasks":
 def _job_queues() -> list[str]:
     """Return the queues of all @job functions."""
     settings = get_settings()
-    return sorted({queue_of(found.declared_queue, settings) for found in registry.all().values()})
+    return sorted({queue_of(job_type.declared_queue, settings) for job_type in registry.all().values()})
 
 
 def roles(
@@ -301,22 +301,22 @@ def roles(
         run_worker: Runs a worker.
         joins: Whether the scheduler, if the storage needs one, runs elsewhere.
     """
-    found = []
+    children = []
     has_scheduler = storage.capabilities.scheduler is not None
     if has_scheduler and not joins:
-        found.append(ProcessRole("scheduler", partial(_reported, run_scheduler), 0))
+        children.append(ProcessRole("scheduler", partial(_reported, run_scheduler), 0))
     if is_mirrored(storage) or (storage.capabilities.has_outbox and not has_scheduler):
-        found.append(ProcessRole("mirror", partial(_reported, run_mirror), 0))
+        children.append(ProcessRole("mirror", partial(_reported, run_mirror), 0))
     if is_scheduled(storage, get_settings().backup):
         # It stops with the workers, not after them: a backup can be taken later.
-        found.append(ProcessRole("backup", partial(_reported, run_backups), 1))
+        children.append(ProcessRole("backup", partial(_reported, run_backups), 1))
     for number in range(1, processes + 1):
         name = f"worker {number}"
         one = worker_id if worker_id is None or processes == 1 else f"{worker_id}-{number}"
-        found.append(
+        children.append(
             ProcessRole(name, partial(_reported, partial(run_worker, number, one)), 1, is_worker=True)
         )
-    return found
+    return children
 
 
 def run_scheduler(ready: Ready) -> int:

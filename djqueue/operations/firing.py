@@ -322,8 +322,10 @@ class Firing:
         with transaction.atomic(using=self._alias):
             for attempt in attempts:
                 row = attempt.row
-                mine = self._enabled().filter(pk=row.pk, next_run_at=row.next_run_at, firing_at=row.firing_at)
-                if mine.update(firing_at=now, firing_by=_this_process()):
+                unchanged = self._enabled().filter(
+                    pk=row.pk, next_run_at=row.next_run_at, firing_at=row.firing_at
+                )
+                if unchanged.update(firing_at=now, firing_by=_this_process()):
                     begun.append(attempt)
         self._mine.update((attempt.row.pk, now) for attempt in begun)
         return begun
@@ -397,8 +399,8 @@ class Firing:
         """Renew the mark of the row. Raises TakenOverError if another process has it."""
         row, now = attempt.row, self.clock.now()
         began = to_datetime(self._mine[row.pk])
-        mine = self._enabled().filter(pk=row.pk, next_run_at=row.next_run_at, firing_at=began)
-        if not mine.update(firing_at=now):
+        unchanged = self._enabled().filter(pk=row.pk, next_run_at=row.next_run_at, firing_at=began)
+        if not unchanged.update(firing_at=now):
             raise TakenOverError
         self._mine[row.pk] = now
 
@@ -447,11 +449,11 @@ class Firing:
         executions, is_new = row.executions, False
         if slots:
             is_counted = Q(last_run_at__isnull=False, last_run_at__gte=slots[-1])
-            mine = self._rows().filter(pk=row.pk)
-            counted = mine.filter(~is_counted).update(
+            rows = self._rows().filter(pk=row.pk)
+            counted = rows.filter(~is_counted).update(
                 executions=F("executions") + len(slots), last_run_at=slots[-1], unfinished=sent.unfinished
             )
-            is_new = bool(counted) or not mine.exists()
+            is_new = bool(counted) or not rows.exists()
             executions += len(slots)
         limit = sent.attempt.schedule.max_executions
         is_over = limit is not None and executions >= limit

@@ -130,20 +130,23 @@ def check_workers(facts: HealthFacts) -> Iterator[Finding]:
         queue._replace(counts={**queue.counts, State.WAITING: queue.counts.get(State.WAITING, 0) or 1})
         for queue in overdue
     ]
-    if found := unserved(waiting, facts.workers):
-        names = quote(",".join(queue.name for queue in found[:NAMED]))
+    if without_worker := unserved(waiting, facts.workers):
+        names = quote(",".join(queue.name for queue in without_worker[:NAMED]))
         yield Finding(
             "health.workers",
             "error",
-            f"no live worker serves {with_ages(facts, found)}",
+            f"no live worker serves {with_ages(facts, without_worker)}",
             f"Start a worker with `manage.py runworkers --queues {names}`, or resume a quiet one.",
         )
 
 
 def check_handlers(facts: HealthFacts) -> Iterator[Finding]:
     """Find waiting jobs whose name no live worker of their queue knows."""
-    if found := unhandled(facts.overdue(), facts.workers):
-        jobs = [f"{numbered(one.jobs, 'waiting job')} {one.name!r} of queue {one.queue!r}" for one in found]
+    if without_handler := unhandled(facts.overdue(), facts.workers):
+        jobs = [
+            f"{numbered(one.jobs, 'waiting job')} {one.name!r} of queue {one.queue!r}"
+            for one in without_handler
+        ]
         yield Finding(
             "health.handlers",
             "error",
@@ -352,9 +355,9 @@ class HealthRun:
         self._results[STORAGE] = CheckResult(STORAGE, "ok")
         for name, check in CHECKS.items():
             self._step = name
-            found = self._checked(name, partial(_tried, check, facts))
-            if found is not None:
-                self._results[name] = CheckResult(name, "failed" if found else "ok", found)
+            findings = self._checked(name, partial(_tried, check, facts))
+            if findings is not None:
+                self._results[name] = CheckResult(name, "failed" if findings else "ok", findings)
 
     def _checked(self, name: str, read: Callable[[], Any]) -> Any:
         """Return what `read` returns; None, with the check failed, if the storage can't be used."""

@@ -417,10 +417,10 @@ class Copying:
 
     def _copy(self, queue: str, ids: Sequence[str], mark: "Mark") -> None:
         try:
-            found = dict(zip(ids, self._changes.records(queue, ids, mark), strict=True))
-            failed = [job.id for job in found.values() if job is not None and job.state is State.FAILED]
+            records = dict(zip(ids, self._changes.records(queue, ids, mark), strict=True))
+            failed = [job.id for job in records.values() if job is not None and job.state is State.FAILED]
             letters = self._changes.dead_letters(queue, failed)
-            self._tables.write(queue, found, letters, self._clock.now())
+            self._tables.write(queue, records, letters, self._clock.now())
         except BAD as error:
             if len(ids) == 1:
                 logger.error("Job %r of queue %r cannot be copied: %s", ids[0], queue, in_one_line(error))

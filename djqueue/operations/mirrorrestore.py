@@ -91,15 +91,15 @@ class Restoration:
             if capacity or concurrency:
                 self._storage.queues.set_limits(queue, Rate(capacity, per) if capacity else None, concurrency)
         known = self._storage.queues.group_limits(queue)
-        for group, said in self._tables.group_limits(queue).items():
+        for group, limit in self._tables.group_limits(queue).items():
             if group not in known:
-                self._restore_group(queue, group, said)
+                self._restore_group(queue, group, limit)
 
-    def _restore_group(self, queue: str, group: str | None, said: GroupLimit) -> None:
-        if said._replace(paused=False) != NO_LIMIT:
-            words = GroupWords(concurrency=said.concurrency, rate=said.rate, weight=said.weight)
+    def _restore_group(self, queue: str, group: str | None, limit: GroupLimit) -> None:
+        if limit._replace(paused=False) != NO_LIMIT:
+            words = GroupWords(concurrency=limit.concurrency, rate=limit.rate, weight=limit.weight)
             self._storage.queues.set_group_limit(queue, group, **words)
-        if said.paused and group is not None:
+        if limit.paused and group is not None:
             self._storage.queues.pause_group(queue, group)
 
     def _restore(self, queue: str, jobs: Sequence[EngineJob]) -> None:
@@ -204,13 +204,13 @@ class Restoration:
         by_queue: dict[str, list[str]] = {}
         for queue, job_id in keys:
             by_queue.setdefault(queue, []).append(job_id)
-        found: dict[JobKey, RestoredDependency] = {}
+        dependencies: dict[JobKey, RestoredDependency] = {}
         for queue, ids in by_queue.items():
             rows = self._tables.states(queue, ids)
             for job_id, state in zip(ids, self._storage.reads.states(queue, ids), strict=True):
                 is_known = state is not None or (queue, job_id) in self._would_be
-                found[queue, job_id] = RestoredDependency(is_known, rows.get(job_id))
-        return found
+                dependencies[queue, job_id] = RestoredDependency(is_known, rows.get(job_id))
+        return dependencies
 
 
 class RestoredDependency(NamedTuple):

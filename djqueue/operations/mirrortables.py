@@ -200,24 +200,24 @@ class Tables:
         table, *names = map(
             connection.ops.quote_name, (models.Job._meta.db_table, *MirroredRows._fields, "queue")
         )
-        found: dict[str, MirroredRows] = {}
+        known: dict[str, MirroredRows] = {}
         with connection.cursor() as cursor:
             for chunk in rows.chunked(ids):
-                places = ", ".join(["%s"] * len(chunk))
+                placeholders = ", ".join(["%s"] * len(chunk))
                 statement = (
                     f"SELECT {', '.join(names[:-1])} FROM {table} "  # noqa: S608 - names of the model
-                    f"WHERE {names[-1]} = %s AND {names[0]} IN ({places})"
+                    f"WHERE {names[-1]} = %s AND {names[0]} IN ({placeholders})"
                 )
                 cursor.execute(statement, [queue, *chunk])
-                found.update({row[0]: MirroredRows(*row) for row in cursor.fetchall()})
-        return found
+                known.update({row[0]: MirroredRows(*row) for row in cursor.fetchall()})
+        return known
 
     def pages(self, queue: str) -> Iterator[list[MirroredRows]]:
         """Yield the rows of the queue's jobs, a page at a time."""
         last = ""
         while True:
-            mine = self._jobs().filter(queue=queue, job_id__gt=last).order_by("job_id")[:PAGE]
-            page = [MirroredRows(*row) for row in rows.raw_values(mine, MirroredRows._fields)]
+            following = self._jobs().filter(queue=queue, job_id__gt=last).order_by("job_id")[:PAGE]
+            page = [MirroredRows(*row) for row in rows.raw_values(following, MirroredRows._fields)]
             if not page:
                 return
             yield page
@@ -226,12 +226,12 @@ class Tables:
     def unfinished(self, queue: str, states: Iterable[State], size: int) -> Iterator[list[EngineJob]]:
         """Yield pages of the queue's jobs in some states, oldest first."""
         wanted = [state.value for state in states]
-        mine = self._jobs().filter(queue=queue, state__in=wanted).order_by("created_at", "id")
-        numbers = list(mine.values_list("id", flat=True))
+        jobs = self._jobs().filter(queue=queue, state__in=wanted).order_by("created_at", "id")
+        numbers = list(jobs.values_list("id", flat=True))
         for chunk in rows.chunked(numbers, size):
-            found = rows.raw_values(self._jobs().filter(id__in=chunk), ("id", *rows.JOB_FIELDS))
-            jobs = {row[0]: rows.job_from_row(row[1:]) for row in found}
-            yield [jobs[number] for number in chunk if number in jobs]
+            stored = rows.raw_values(self._jobs().filter(id__in=chunk), ("id", *rows.JOB_FIELDS))
+            by_number = {row[0]: rows.job_from_row(row[1:]) for row in stored}
+            yield [by_number[number] for number in chunk if number in by_number]
 
     def states(self, queue: str, ids: Sequence[str]) -> dict[str, State]:
         """Return the states of the jobs that have rows."""
@@ -265,14 +265,14 @@ class Tables:
 
     def behind(self, queue: str, state: State, count: int) -> "QuerySet[models.Job]":
         """Return the newest of a queue's jobs with an outcome that are beyond the limit."""
-        mine = self._jobs().filter(queue=queue, state=state.value, finished_at__isnull=False)
-        return mine.order_by("-finished_at", "-id")[count : count + 1]
+        ended = self._jobs().filter(queue=queue, state=state.value, finished_at__isnull=False)
+        return ended.order_by("-finished_at", "-id")[count : count + 1]
 
     def before(self, queue: str, state: State, finished_at: int, number: int) -> "QuerySet[models.Job]":
         """Return a queue's jobs with an outcome up to a given end and row number, in order."""
         end = to_datetime(finished_at)
-        mine = self._jobs().filter(queue=queue, state=state.value, finished_at__lte=end)
-        return mine.exclude(finished_at=end, id__gt=number).order_by("finished_at", "id")
+        ended = self._jobs().filter(queue=queue, state=state.value, finished_at__lte=end)
+        return ended.exclude(finished_at=end, id__gt=number).order_by("finished_at", "id")
 
     def _forget(self, keys: Sequence[JobKey]) -> int:
         if keys:

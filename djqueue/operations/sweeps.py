@@ -7,6 +7,7 @@ from threading import Lock
 from weakref import WeakKeyDictionary
 
 from django.db import Error, router
+from django.db.models import Model
 
 from djqueue.core.errors import DjqueueError
 from djqueue.core.shown import in_one_line
@@ -52,7 +53,7 @@ def scheduling(storage: Storage) -> Callable[[], None]:
 
 def bulking(storage: Storage) -> Callable[[], None]:
     """Return a function that runs a storage's bulk operations; it does nothing without the tables."""
-    alias = storage.capabilities.database or router.db_for_write(BulkOperation)
+    alias = alias_of(storage, BulkOperation)
     bulk = Bulk(storage, alias)
     has_worked = False
 
@@ -105,9 +106,9 @@ def firing_of(storage: Storage) -> Firing:
     return Firing(storage, alias, lock=lock)
 
 
-def alias_of(storage: Storage) -> str:
-    """Return the alias of the database with the rows for a storage."""
-    return storage.capabilities.database or router.db_for_write(CronJob)
+def alias_of(storage: Storage, model: type[Model] = CronJob) -> str:
+    """Return the alias of the database with the rows of a model for a storage."""
+    return storage.capabilities.database or router.db_for_write(model)
 
 
 def is_scheduler(storage: Storage) -> bool:

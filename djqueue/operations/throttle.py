@@ -92,7 +92,7 @@ class BusyPause:
     ) -> None:
         self._backlogs = backlogs
         self._keep_lease = keep_lease
-        self._most = int(length * FULL)
+        self._max_waiting = int(length * FULL)
         self._max_lag = max_lag
         self._clock = clock
         self._stop = stop
@@ -132,13 +132,13 @@ class BusyPause:
         return self._must_wait
 
     def _look(self, now: int) -> None:
-        found = self._backlogs()
+        backlogs = self._backlogs()
         changes = 0.0
-        for queue, backlog in found.items():
+        for queue, backlog in backlogs.items():
             if queue in self._added:
                 changes += max(0, backlog.added - self._added[queue]) * backlog.changes
         seconds = (now - self._looked_at) / 1_000 if self._looked_at is not None else 1.0
-        is_filling = any(backlog.waiting > self._most for backlog in found.values())
+        is_filling = any(backlog.waiting > self._max_waiting for backlog in backlogs.values())
         self._must_wait = changes >= BUSY * seconds and not is_filling
-        self._added = {queue: backlog.added for queue, backlog in found.items()}
+        self._added = {queue: backlog.added for queue, backlog in backlogs.items()}
         self._looked_at = now

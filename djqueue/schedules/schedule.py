@@ -102,17 +102,17 @@ class Schedule:
 
     def problems(self) -> dict[str, str]:
         """Return the problems of the schedule by field."""
-        found: dict[str, str] = {}
+        problems: dict[str, str] = {}
         for field, check in CHECKS.items():
             try:
                 check(self)
             except OptionError as error:
-                found[field] = str(error).partition(": ")[2]
-        if not found:
-            found.update(self._without_slots())
-        if not found and self.jitter and self.jitter > (shortest := self._shortest_interval()):
-            found["jitter"] = f"is longer than the {shortest / 1_000:g} seconds between two runs"
-        return found
+                problems[field] = str(error).partition(": ")[2]
+        if not problems:
+            problems.update(self._without_slots())
+        if not problems and self.jitter and self.jitter > (shortest := self._shortest_interval()):
+            problems["jitter"] = f"is longer than the {shortest / 1_000:g} seconds between two runs"
+        return problems
 
     def _next_time(self, after: int) -> int | None:
         if self.every is None:

@@ -26,7 +26,7 @@ from djqueue.models import BackupState
 from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 
-from .base import Options, Output, Subcommands, note
+from .base import Options, Output, Subcommands, note, shown
 
 PROGRESS_EVERY = 2_000
 """Milliseconds between two lines about progress."""
@@ -94,8 +94,8 @@ def now(_options: Options, output: Output) -> None:
             lease.note_start()
         name = ""
         try:
-            found = transfer.take(storage, store, lease.clock, steps)
-            name = found.name
+            metadata = transfer.take(storage, store, lease.clock, steps)
+            name = metadata.name
             deleted = transfer.prune(store, settings.keep, name, lease.clock, is_alone=is_alone)
         except Exception as error:
             if is_alone:
@@ -105,8 +105,8 @@ def now(_options: Options, output: Output) -> None:
             raise
         if is_alone:
             lease.note_end(name)
-    output.document({**found.document(), "deleted": deleted})
-    output.line(f"Saved backup {name} in {store.describe()}: {_counted(found)}, {_size(found.size)}.")
+    output.document({**metadata.document(), "deleted": deleted})
+    output.line(f"Saved backup {name} in {store.describe()}: {_counted(metadata)}, {_size(metadata.size)}.")
     if deleted:
         output.line(f"Deleted {numbered(len(deleted), 'older backup')}.")
 
@@ -118,25 +118,25 @@ def listed(_options: Options, output: Output) -> None:
     documents: list[dict[str, Any]] = []
     for name in store.names():
         try:
-            found = store.metadata(name)
+            metadata = store.metadata(name)
         except BackupError as error:
             at = started_at(name)
             rows.append((name, to_datetime(at or 0), None, None, None, None, str(error)))
             documents.append({"name": name, "error": str(error)})
         else:
-            counts = found.counts
+            counts = metadata.counts
             rows.append(
                 (
                     name,
-                    to_datetime(found.started_at),
+                    to_datetime(metadata.started_at),
                     counts.all_jobs,
                     counts.dead,
                     counts.schedules,
-                    _size(found.size),
-                    f"{found.storage}, djqueue {found.djqueue}",
+                    _size(metadata.size),
+                    f"{metadata.storage}, djqueue {metadata.djqueue}",
                 )
             )
-            documents.append(found.document())
+            documents.append(metadata.document())
     output.document({"place": store.describe(), "backups": documents})
     if rows:
         output.table(["name", "started", "jobs", "dead letters", "schedules", "size", "from"], rows)
@@ -148,9 +148,9 @@ def verify(options: Options, output: Output) -> None:
     """Check a backup."""
     store = BackupStore.configured(get_settings().backup)
     progress = record_progress(output, "Read {0:,} records")
-    found = transfer.verify(store, _name(store, options), progress)
-    output.document({**found.document(), "verified": True})
-    output.line(f"Backup {found.name} is intact: {_counted(found)}.")
+    metadata = transfer.verify(store, _name(store, options), progress)
+    output.document({**metadata.document(), "verified": True})
+    output.line(f"Backup {metadata.name} is intact: {_counted(metadata)}.")
 
 
 def restore(options: Options, output: Output) -> None:
@@ -178,8 +178,8 @@ def restore(options: Options, output: Output) -> None:
         return True
 
     progress = record_progress(output, "Restored {0:,} records")
-    found = transfer.restore(store, name, storage, replace=force, progress=progress, before=before)
-    metadata, written = found.metadata, found.written
+    restored = transfer.restore(store, name, storage, replace=force, progress=progress, before=before)
+    metadata, written = restored.metadata, restored.written
     if written is not None:
         note("backup_restore", count=written.jobs, backup=name, **({"replaced": held} if held else {}))
     output.document(
@@ -218,7 +218,7 @@ def status(_options: Options, output: Output) -> None:
     if not problem and due is not None and names and clock.now() > due + (settings.every or 0):
         problem = "the next backup is overdue: is runworkers running?"
     latest = names[0] if names else None
-    found = {
+    document = {
         "scheduled": scheduled,
         "every": None if settings.every is None or not scheduled else settings.every / 1_000,
         "keep": settings.keep,
@@ -231,25 +231,30 @@ def status(_options: Options, output: Output) -> None:
         "last_attempt_at": None if state is None else state.started_at,
         "problem": problem or None,
     }
-    output.document(found)
-    for label, value in _lines(found):
+    output.document(document)
+    for label, value in _lines(document):
         output.line(f"{label + ':':<16}{value}")
     if problem:
         raise CommandError(problem)
 
 
-def _lines(found: dict[str, Any]) -> list[tuple[str, str]]:
-    every = found["every"]
-    latest = found["latest"]
-    number = "unknown" if found["backups"] is None else f"{found['backups']:,} (keeps {found['keep']:,})"
+def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
+    every = document["every"]
+    latest = document["latest"]
+    number = (
+        "unknown" if document["backups"] is None else f"{document['backups']:,} (keeps {document['keep']:,})"
+    )
     return [
         ("Schedule", "off" if every is None else f"every {every / 3_600:g} h"),
-        ("Place", found["place"] or "none"),
+        ("Place", document["place"] or "none"),
         ("Backups", number),
-        ("Last backup", "none" if latest is None else f"{_at(found['latest_at'])} ({latest})"),
-        ("Next backup", "-" if found["next_at"] is None else _at(found["next_at"])),
-        ("Last attempt", "none" if found["last_attempt_at"] is None else _at(found["last_attempt_at"])),
-        ("Running", found["running"] or "no"),
+        ("Last backup", "none" if latest is None else f"{shown(document['latest_at'])} ({latest})"),
+        ("Next backup", "-" if document["next_at"] is None else shown(document["next_at"])),
+        (
+            "Last attempt",
+            "none" if document["last_attempt_at"] is None else shown(document["last_attempt_at"]),
+        ),
+        ("Running", document["running"] or "no"),
     ]
 
 
@@ -317,8 +322,8 @@ def record_progress(output: Output, text: str) -> Callable[[int], None]:
     return progress
 
 
-def _counted(found: Metadata) -> str:
-    counts = found.counts
+def _counted(metadata: Metadata) -> str:
+    counts = metadata.counts
     return (
         f"{numbered(counts.all_jobs, 'job')}, {numbered(counts.dead, 'dead letter')} and "
         f"{numbered(counts.schedules, 'schedule')}"
@@ -332,7 +337,3 @@ def _size(number: int) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1_024
     return f"{value:.1f} GiB"
-
-
-def _at(value: Any) -> str:
-    return str(value.isoformat(sep=" ", timespec="seconds"))

@@ -53,10 +53,10 @@ def add(subcommands: Subcommands) -> None:
 
 def listed(options: Options, output: Output) -> None:
     """List dead letters."""
-    found: list[DeadLetterRecord] = []
+    letters: list[DeadLetterRecord] = []
     for queue in _queues(options):
-        found += queue.dead_letters(limit=options["limit"], **_filters(options))
-    found = sorted(found, key=lambda letter: letter.entered_at)[: options["limit"]]
+        letters += queue.dead_letters(limit=options["limit"], **_filters(options))
+    letters = sorted(letters, key=lambda letter: letter.entered_at)[: options["limit"]]
     output.document(
         [
             {
@@ -68,7 +68,7 @@ def listed(options: Options, output: Output) -> None:
                 "error_type": one.error_type,
                 "error_message": one.error_message,
             }
-            for one in found
+            for one in letters
         ]
     )
     output.table(
@@ -82,7 +82,7 @@ def listed(options: Options, output: Output) -> None:
                 to_datetime(one.entered_at),
                 f"{one.error_type.rpartition('.')[2]}: {one.error_message.partition(chr(10))[0][:80]}",
             )
-            for one in found
+            for one in letters
         ],
     )
 
@@ -111,10 +111,10 @@ def retry(options: Options, output: Output) -> None:
         def progress(so_far: RetriedDead, name: str = queue.name) -> None:
             output.progress(f"{name}: {so_far.retried:,} {'found' if dry_run else 'retried'} so far")
 
-        found = queue.retry_dead(limit=options["limit"], dry_run=dry_run, progress=progress, **filters)
-        outcomes.update(found._asdict())
-        if not dry_run and found.retried:
-            note("dead_letters_retry", queue=queue.name, count=found.retried)
+        result = queue.retry_dead(limit=options["limit"], dry_run=dry_run, progress=progress, **filters)
+        outcomes.update(result._asdict())
+        if not dry_run and result.retried:
+            note("dead_letters_retry", queue=queue.name, count=result.retried)
     output.document({"dry_run": dry_run, **outcomes})
     verb = "would be retried" if dry_run else "retried"
     output.line(f"{outcomes.pop('retried', 0):,} {verb}")

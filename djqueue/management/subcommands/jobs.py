@@ -138,18 +138,18 @@ def jobs(options: Options, output: Output) -> None:
     """List jobs."""
     storage = get_storage()
     queues = [used_queue(storage, name) for name in options["queue"] or ()] or storage.queues.names()
-    found: list[JobRecord] = []
+    records: list[JobRecord] = []
     for queue in queues:
         for wanted in options["state"] or tuple(State):
-            found += _matching(storage, queue, wanted, options)
-    found.sort(key=lambda record: (record.created_at, record.id), reverse=True)
-    del found[options["limit"] :]
-    output.document([_summary(record) for record in found])
+            records += _matching(storage, queue, wanted, options)
+    records.sort(key=lambda record: (record.created_at, record.id), reverse=True)
+    del records[options["limit"] :]
+    output.document([_summary(record) for record in records])
     output.table(
         ["id", "queue", "name", "state", "attempts", "enqueued"],
         [
             (one.id, one.queue, one.name, one.state, one.attempts, one.created_at)
-            for one in map(JobInfo, found)
+            for one in map(JobInfo, records)
         ],
     )
 
@@ -199,12 +199,12 @@ def job(options: Options, output: Output) -> None:
 
 def enqueue(options: Options, output: Output) -> None:
     """Enqueue one job."""
-    given = {
+    chosen = {
         name: options[name]
         for name in ("id", "queue", "delay", "priority", "max_attempts", "unique_key")
         if options[name] is not None
     }
-    result = _enqueued(options, given)
+    result = _enqueued(options, chosen)
     note("enqueue_now", queue=result.queue, job_id=result.id, count=1, detail={"name": options["name"]})
     document: dict[str, Any] = {"id": result.id, "queue": result.queue, "status": result.status}
     output.line(f"{result.status}: {result.id} in queue {result.queue}")
@@ -226,12 +226,12 @@ def wait(options: Options, output: Output) -> None:
     output.document(results)
 
 
-def _enqueued(options: Options, given: dict[str, Any]) -> EnqueueResult:
+def _enqueued(options: Options, chosen: dict[str, Any]) -> EnqueueResult:
     name, job_type = options["name"], registry.find(options["name"])
     if job_type is not None:
         if options["payload"] is not None:
             raise CommandError(f"{name} takes --args and --kwargs, not --payload", returncode=MISUSED)
-        return job_type.using(**given).enqueue(*options["positional"], **options["keywords"])
+        return job_type.using(**chosen).enqueue(*options["positional"], **options["keywords"])
     if options["queue"] is None:
         registry.get(name)  # raises, with a suggestion
     if options["positional"] or options["keywords"]:
@@ -239,8 +239,8 @@ def _enqueued(options: Options, given: dict[str, Any]) -> EnqueueResult:
             f"{name!r} is not a @job function here: pass one --payload instead of arguments",
             returncode=MISUSED,
         )
-    queue = given.pop("queue")
-    return Queue(queue).enqueue(options["payload"], name=name, **given)
+    queue = chosen.pop("queue")
+    return Queue(queue).enqueue(options["payload"], name=name, **chosen)
 
 
 def _ended(queue: str, job_id: str, timeout: float) -> Any:
@@ -252,13 +252,13 @@ def _ended(queue: str, job_id: str, timeout: float) -> Any:
 
 def _matching(storage: Storage, queue: str, wanted: State, options: Options) -> Sequence[JobRecord]:
     name, tag, limit = options["name"], options["tag"], options["limit"]
-    found: list[JobRecord] = []
+    records: list[JobRecord] = []
     for record in _newest(storage, queue, wanted, limit if not (name or tag) else PAGE):
         if name in ("", record.name) and tag in ("", *record.options.tags):
-            found.append(record)
-            if len(found) == limit:
+            records.append(record)
+            if len(records) == limit:
                 break
-    return found
+    return records
 
 
 def _newest(storage: Storage, queue: str, wanted: State, size: int) -> Iterator[JobRecord]:

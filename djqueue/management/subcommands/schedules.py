@@ -177,13 +177,13 @@ def resume(options: Options, output: Output) -> None:
 
 def run_now(options: Options, output: Output) -> None:
     """Enqueue a job of each schedule."""
-    found = []
+    enqueued = []
     for row in _rows(options["names"]):
         for result in enqueue(get_storage(), batch_of(row, None)):
             note("cron_run", queue=result.queue, job_id=result.id, count=1, detail={"name": row.name})
-            found.append({"schedule": row.name, "id": result.id, "queue": result.queue})
+            enqueued.append({"schedule": row.name, "id": result.id, "queue": result.queue})
             output.line(f"{row.name}: enqueued {result.id} in queue {result.queue}")
-    output.document(found)
+    output.document(enqueued)
 
 
 def remove(options: Options, output: Output) -> None:

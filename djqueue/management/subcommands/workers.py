@@ -164,9 +164,9 @@ def _process(process: ProcessInfo) -> str:
 def _waited(look: Callable[[], object], milliseconds: int, failure: str) -> str:
     end = SYSTEM_CLOCK.monotonic() + milliseconds
     while True:
-        found = look()
-        if found:
-            return str(found)
+        answer = look()
+        if answer:
+            return str(answer)
         if SYSTEM_CLOCK.monotonic() >= end:
             raise StorageError(failure)
         time.sleep(LOOK_EVERY)

@@ -26,7 +26,7 @@ from djqueue.models import BackupState
 from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 
-from .base import Options, Output, Subcommands, note, shown
+from .base import Options, Output, Subcommands, add_no_input, note, shown
 
 PROGRESS_EVERY = 2_000
 """Milliseconds between two lines about progress."""
@@ -75,9 +75,7 @@ def add(subcommands: Subcommands) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="Only verify the backup, and show what would be restored."
     )
-    parser.add_argument(
-        "--no-input", "--yes", action="store_true", dest="no_input", help="Do not ask for confirmation."
-    )
+    add_no_input(parser)
     backup.add("status", status, STATUS)
 
 

@@ -20,6 +20,8 @@ from djqueue.management.arguments import HelpFormatter
 from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 
+logger = logging.getLogger("djqueue.audit")
+
 Options = Mapping[str, Any]
 Run = Callable[[Options, "Output"], None]
 
@@ -30,14 +32,24 @@ class Subcommands(NamedTuple):
     actions: Any
     """argparse's subparsers."""
 
-    def add(self, name: str, run: Run, description: str, *, json: bool = True) -> ArgumentParser:
+    def add(self, name: str, run: Run, description: str) -> ArgumentParser:
         """Declare a subcommand, and return its parser, for its arguments.
 
         Args:
             run: Runs the subcommand.
             description: Help text; its first line appears in the list of subcommands.
-            json: The subcommand has the option `--json`.
         """
+        parser = self._new_parser(name, description)
+        parser.set_defaults(run=run)
+        parser.add_argument("--json", action="store_true", help="Write one JSON document.")
+        return parser
+
+    def group(self, name: str, description: str) -> "Subcommands":
+        """Declare a subcommand with subcommands of its own, such as `dead list`."""
+        parser = self._new_parser(name, description)
+        return Subcommands(parser.add_subparsers(dest=f"{name}_action", metavar="ACTION", required=True))
+
+    def _new_parser(self, name: str, description: str) -> ArgumentParser:
         summary = description.strip().splitlines()[0].rstrip(".")
         parser: ArgumentParser = self.actions.add_parser(
             name,
@@ -45,21 +57,7 @@ class Subcommands(NamedTuple):
             description=description,
             formatter_class=HelpFormatter,
         )
-        parser.set_defaults(run=run)
-        if json:
-            parser.add_argument("--json", action="store_true", help="Write one JSON document.")
         return parser
-
-    def group(self, name: str, description: str) -> "Subcommands":
-        """Declare a subcommand with subcommands of its own, such as `dead list`."""
-        summary = description.strip().splitlines()[0].rstrip(".")
-        parser = self.actions.add_parser(
-            name,
-            help=summary[0].lower() + summary[1:],
-            description=description,
-            formatter_class=HelpFormatter,
-        )
-        return Subcommands(parser.add_subparsers(dest=f"{name}_action", metavar="ACTION", required=True))
 
 
 class Writable(Protocol):
@@ -170,14 +168,19 @@ def plain(value: Any) -> Any:
 def add_confirmation(parser: ArgumentParser, changes: str) -> None:
     """Add the options of a subcommand that changes or deletes many jobs."""
     parser.add_argument("--dry-run", action="store_true", help=f"Only count what would be {changes}.")
+    add_no_input(parser)
+
+
+def add_no_input(parser: ArgumentParser) -> None:
+    """Add the option of a subcommand that asks for confirmation."""
     parser.add_argument(
         "--no-input", "--yes", action="store_true", dest="no_input", help="Do not ask for confirmation."
     )
 
 
-def add_ids(parser: ArgumentParser, *, required: bool = True) -> None:
+def add_ids(parser: ArgumentParser) -> None:
     """Add the IDs of jobs, and the queue that has them."""
-    parser.add_argument("ids", metavar="ID", nargs="+" if required else "*", help="IDs of jobs.")
+    parser.add_argument("ids", metavar="ID", nargs="+", help="IDs of jobs.")
     parser.add_argument(
         "--queue", metavar="NAME", help="Queue of the jobs (default: the one that has the IDs)."
     )
@@ -195,7 +198,7 @@ def located(storage: Storage, ids: Sequence[str], queue: str | None) -> dict[str
     """Return the IDs by queue. Raises CommandError for an unknown job, or one that several queues have."""
     if queue is not None:
         states = storage.reads.states(queue, ids)
-        missing = [job_id for job_id, found in zip(ids, states, strict=True) if found is None]
+        missing = [job_id for job_id, state in zip(ids, states, strict=True) if state is None]
         if missing:
             raise CommandError(f"queue {queue!r} has no job {missing[0]!r}")
         return {queue: list(ids)}
@@ -210,9 +213,6 @@ def located(storage: Storage, ids: Sequence[str], queue: str | None) -> dict[str
             )
         by_queue.setdefault(queues[0], []).append(job_id)
     return by_queue
-
-
-logger = logging.getLogger("djqueue.audit")
 
 
 def note(action: str, *, queue: str = "", job_id: str = "", count: int = 0, **detail: Any) -> None:

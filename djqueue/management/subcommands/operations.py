@@ -27,7 +27,7 @@ from djqueue.storage.database import upgrade as former
 from djqueue.storage.tables import schema
 
 from .backup import record_progress
-from .base import Options, Output, Subcommands, note
+from .base import Options, Output, Subcommands, add_no_input, note
 
 HEALTH = """Check whether the storage answers and jobs are being run.
 
@@ -101,9 +101,7 @@ def add(subcommands: Subcommands) -> None:
         help="Delete completed and cancelled jobs, except those that unfinished jobs depend on.",
     )
     parser.add_argument("--dry-run", action="store_true", help="Only show what would be done.")
-    parser.add_argument(
-        "--no-input", "--yes", action="store_true", dest="no_input", help="Do not ask for confirmation."
-    )
+    add_no_input(parser)
     resyncing = subcommands.add("resync", resync, RESYNC)
     restoring = subcommands.add("restore-from-mirror", restore, RESTORE)
     for parser in (resyncing, restoring):

@@ -7,9 +7,10 @@ in three steps, and another process can tell from the row which one was reached:
 2. the job is enqueued, with the slot in its id;
 3. the row moves on to the next slot, and the execution is counted, unless another process has done so.
 
-If a process dies after the first step, another takes the row over after `GRACE`, or after `DEAD` if the
-process ran on the same machine and is known to be gone. The job's id tells whether it was enqueued, as long
-as its record is kept. After that it cannot be known, and the slot is skipped: at most one job per slot.
+If a process dies after the first step, another takes the row over after `TAKEOVER_AFTER`, or after
+`DEAD_TAKEOVER_AFTER` if the process ran on the same machine and is known to be gone. The job's id tells whether
+it was enqueued, as long as its record is kept. After that it cannot be known, and the slot is skipped: at most
+one job per slot.
 
 The jobs pass the middleware like all others. A slot that the middleware refuses is skipped, with the reason
 in the row.
@@ -52,13 +53,13 @@ ROWS = 500
 """Schedules per call of the storage."""
 ROUNDS = 100
 """Passes of one `fire`; slots that are due after them wait for the next."""
-GRACE = 75_000
+TAKEOVER_AFTER = 75_000
 """Milliseconds that a process has for a slot: more than the longest call of a storage."""
-DEAD = 5_000
+DEAD_TAKEOVER_AFTER = 5_000
 """Milliseconds before a dead process's slot is taken over: its last request may still reach the storage."""
-HASTE = 5_000
+ENQUEUE_WITHIN = 5_000
 """Milliseconds after `firing_at` within which a process still enqueues."""
-SURE = 25 * 60_000
+IDS_KNOWN_FOR = 25 * 60_000
 """Milliseconds for which an unknown id means that the job was not enqueued."""
 SET_BACK = 60_000
 """Milliseconds that the clock must be set back for the next runs to be recomputed."""
@@ -178,8 +179,8 @@ class Firing:
         alias: str,
         *,
         clock: Clock | None = None,
-        grace: int = GRACE,
-        sure: int = SURE,
+        grace: int = TAKEOVER_AFTER,
+        sure: int = IDS_KNOWN_FOR,
         lock: "Lock | None" = None,
     ) -> None:
         self.clock = clock or DatabaseClock(alias)
@@ -278,7 +279,7 @@ class Firing:
         if began is None or self._mine.get(row.pk) == began:
             return True
         age = now - began
-        return not 0 <= age < self._grace or (age >= DEAD and _is_gone(row.firing_by))
+        return not 0 <= age < self._grace or (age >= DEAD_TAKEOVER_AFTER and _is_gone(row.firing_by))
 
     # Firing.
 
@@ -287,7 +288,7 @@ class Firing:
         known = self._known(attempts)
         tick = self.clock.monotonic()
         begun = self._begin(attempts)
-        if self.clock.monotonic() - tick > HASTE:
+        if self.clock.monotonic() - tick > ENQUEUE_WITHIN:
             # Another process may take the attempt for abandoned.
             return []
         sent = self._send(begun, known)
@@ -377,7 +378,7 @@ class Firing:
 
         def enqueue(batch: Batch) -> list[EnqueueResult]:
             # The attempts before this one, too, have taken time since the row was marked.
-            if not 0 <= self.clock.now() - self._mine[row.pk] <= HASTE:
+            if not 0 <= self.clock.now() - self._mine[row.pk] <= ENQUEUE_WITHIN:
                 self._renew(sent.attempt)
             return self._enqueue([batch])
 

@@ -52,7 +52,7 @@ def test_first_check_creates_backup_and_next_check_does_not(
 ) -> None:
     schedule.look(stop())
     [name] = store.names()
-    assert schedule.look(stop()) == schedules.LOOK
+    assert schedule.look(stop()) == schedules.LOOK_EVERY
     assert store.names() == [name]
     state = BackupState.objects.get()
     assert (state.name, state.error) == (name, "")
@@ -126,7 +126,7 @@ def test_no_backup_starts_while_another_process_creates_one(
 ) -> None:
     other = LeaderLease("default", SYSTEM_CLOCK, "backup")
     assert other.take()
-    assert schedule.look(stop()) == schedules.BUSY
+    assert schedule.look(stop()) == schedules.LOOK_WHILE_BUSY
     assert store.names() == []
     with (
         pytest.raises(BackupRunningError, match="a backup is being taken by process"),
@@ -250,7 +250,7 @@ def test_hanging_backup_thread_is_reported(schedule: BackupSchedule, clock: Any)
     schedule._begun = clock.monotonic()
     clock.advance(schedule._settings.timeout)
     assert not schedule.is_stuck
-    clock.advance(schedules.STUCK + 1)
+    clock.advance(schedules.STUCK_AFTER + 1)
     assert schedule.is_stuck
 
 

@@ -41,9 +41,9 @@ the settings require. Failed jobs do not change the exit code: they are in the d
 """
 
 
-DEFAULT_PATIENCE = 60.0
+DEFAULT_RELOAD_TIMEOUT = 60.0
 """Seconds that a child has to finish its jobs if its own settings define the shutdown timeout."""
-GRACE = 10.0
+RELOAD_GRACE = 10.0
 """Seconds that a child has in addition to its shutdown timeout."""
 NEED_SUPERVISOR = ("processes", "max_jobs_per_process", "max_memory_per_process", "health_file")
 """Options that only a supervisor can follow."""
@@ -235,7 +235,7 @@ class Command(BaseCommand):
         if os.name != "posix":
             raise CommandError("--reload requires a POSIX system")
         given = options["shutdown_timeout"]
-        patience = DEFAULT_PATIENCE if given is None else given + GRACE
+        patience = DEFAULT_RELOAD_TIMEOUT if given is None else given + RELOAD_GRACE
         command = child_command()
         if not any(_supervisor_flags(options)):
             command.append("--single-process")

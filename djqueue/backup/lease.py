@@ -36,14 +36,14 @@ class BackupCancelledError(BackupError):
 class BackupLease:
     """Lets one process at a time take a backup, and records how that ended.
 
-    Projects without djqueue's tables have neither: `are_shared` is False for them.
+    Projects without djqueue's tables have neither: `has_tables` is False for them.
     """
 
     def __init__(self, storage: Storage) -> None:
         self._alias = alias_of(storage)
         self.clock: Clock = DatabaseClock(self._alias)
 
-    def are_shared(self) -> bool:
+    def has_tables(self) -> bool:
         """Return whether the tables exist. Raises the database's errors."""
         return BackupState._meta.db_table in connections[self._alias].introspection.table_names()
 

@@ -80,7 +80,7 @@ class BackupSchedule:
         try:
             if (wait := self._due_in(BackupStore.configured(self._settings))) > 0:
                 return min(wait, LOOK_EVERY)
-            if not self._lease.are_shared():
+            if not self._lease.has_tables():
                 raise DjqueueError(
                     "djqueue's tables are missing, so processes cannot agree on who takes a backup: run "
                     "manage.py migrate, or set DJQUEUE['BACKUP'] to None"

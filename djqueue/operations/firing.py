@@ -8,9 +8,9 @@ in three steps, and another process can tell from the row which one was reached:
 3. the row moves on to the next slot, and the execution is counted, unless another process has done so.
 
 If a process dies after the first step, another takes the row over after `TAKEOVER_AFTER`, or after
-`DEAD_TAKEOVER_AFTER` if the process ran on the same machine and is known to be gone. The job's id tells whether
-it was enqueued, as long as its record is kept. After that it cannot be known, and the slot is skipped: at most
-one job per slot.
+`DEAD_TAKEOVER_AFTER` if the process ran on the same machine and is known to be gone. The job's id tells
+whether it was enqueued, as long as its record is kept. After that it cannot be known, and the slot is
+skipped: at most one job per slot.
 
 The jobs pass the middleware like all others. A slot that the middleware refuses is skipped, with the reason
 in the row.

@@ -293,6 +293,6 @@ def test_worker_takes_backups_on_thread(settings: Any, storage: MemoryStorage, s
 def test_error_for_missing_tables_names_migrate_command(
     schedule: BackupSchedule, caplog: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(BackupLease, "are_shared", lambda _: False)
+    monkeypatch.setattr(BackupLease, "has_tables", lambda _: False)
     schedule.look(stop())
     assert "run manage.py migrate, or set DJQUEUE['BACKUP'] to None" in caplog.text

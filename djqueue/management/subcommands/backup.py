@@ -1,7 +1,6 @@
 """`manage.py djqueue backup`: take, list, verify and restore backups."""
 
 from argparse import ArgumentParser
-from collections.abc import Callable
 from contextlib import ExitStack
 from threading import Event
 from typing import Any
@@ -17,7 +16,6 @@ from djqueue.backup.store import BackupStore
 from djqueue.backup.transfer import Steps
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
-from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.durations import to_datetime
 from djqueue.core.errors import BackupError, DjqueueError, SnapshotTargetError
 from djqueue.core.shown import in_one_line, numbered
@@ -26,10 +24,8 @@ from djqueue.models import BackupState
 from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 
-from .base import Options, Output, Subcommands, add_no_input, note, shown
+from .base import Options, Output, Subcommands, add_no_input, note, record_progress, shown
 
-PROGRESS_EVERY = 2_000
-"""Milliseconds between two lines about progress."""
 SHOWN_QUEUES = 5
 """Maximum number of queues named in a message."""
 
@@ -85,7 +81,7 @@ def now(_options: Options, output: Output) -> None:
     store, lease = BackupStore.configured(settings), BackupLease(storage)
     progress = record_progress(output, "Saved {0:,} records")
     with ExitStack() as stack:
-        steps, is_alone = Steps(progress=progress), lease.are_shared()
+        steps, is_alone = Steps(progress=progress), lease.has_tables()
         if is_alone:
             turn = stack.enter_context(lease.turn(settings.timeout, Event()))
             steps = Steps(turn.check, progress=progress)
@@ -259,7 +255,7 @@ def _lines(document: dict[str, Any]) -> list[tuple[str, str]]:
 def _last_attempt(lease: BackupLease) -> tuple[BackupState | None, str, str]:
     """Return the last attempt, the process that takes a backup now, and what went wrong."""
     try:
-        if not lease.are_shared():
+        if not lease.has_tables():
             return None, "", ""
         state, running = lease.last(), lease.holder()
     except Error as error:
@@ -305,19 +301,6 @@ def _held(storage: Storage) -> str:
     named = ", ".join(f"{queue} {jobs[queue]:,}" for queue in largest[:SHOWN_QUEUES])
     more = f", and {len(jobs) - SHOWN_QUEUES:,} more queues" if len(jobs) > SHOWN_QUEUES else ""
     return f"{numbered(sum(jobs.values()), 'job')} ({named}{more})"
-
-
-def record_progress(output: Output, text: str) -> Callable[[int], None]:
-    """Return a function that says every two seconds how many records were read or written."""
-    last = SYSTEM_CLOCK.monotonic()
-
-    def progress(number: int) -> None:
-        nonlocal last
-        if (tick := SYSTEM_CLOCK.monotonic()) - last >= PROGRESS_EVERY:
-            last = tick
-            output.progress(text.format(number))
-
-    return progress
 
 
 def _counted(metadata: Metadata) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TextIO
 from django.core.management.base import CommandError
 from django.db import Error
 
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.shown import in_one_line
 from djqueue.core.states import State
 from djqueue.core.suggest import nearest
@@ -21,6 +22,9 @@ from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 
 logger = logging.getLogger("djqueue.audit")
+
+PROGRESS_EVERY = 2_000
+"""Milliseconds between two lines about progress."""
 
 Options = Mapping[str, Any]
 Run = Callable[[Options, "Output"], None]
@@ -137,6 +141,19 @@ class Output:
         self._stderr.flush()
         if self._stdin.readline().strip().lower() not in ("y", "yes"):
             raise CommandError("Nothing was changed.")
+
+
+def record_progress(output: Output, text: str) -> Callable[[int], None]:
+    """Return a function that says every two seconds how many records were read or written."""
+    last = SYSTEM_CLOCK.monotonic()
+
+    def progress(number: int) -> None:
+        nonlocal last
+        if (tick := SYSTEM_CLOCK.monotonic()) - last >= PROGRESS_EVERY:
+            last = tick
+            output.progress(text.format(number))
+
+    return progress
 
 
 def shown(value: Any) -> str:

@@ -26,8 +26,7 @@ from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.database import upgrade as former
 from djqueue.storage.tables import schema
 
-from .backup import record_progress
-from .base import Options, Output, Subcommands, add_no_input, note
+from .base import Options, Output, Subcommands, add_no_input, note, record_progress
 
 HEALTH = """Check whether the storage answers and jobs are being run.
 

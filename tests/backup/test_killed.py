@@ -44,7 +44,7 @@ django.setup()
 from django.core.management import call_command
 from django.db import connections
 from djqueue.backup.archive import ArchiveWriter
-from djqueue.backup import restoring
+from djqueue.backup import transfer
 from djqueue.backup.store import BackupStore
 from djqueue.backup.lease import BackupLease
 from djqueue.conf import get_settings
@@ -85,7 +85,7 @@ while True:
     store = BackupStore.configured(get_settings().backup)
     names = store.names()
     for name in names:
-        assert restoring.verify(store, name).counts.all_jobs == 20, name
+        assert transfer.verify(store, name).counts.all_jobs == 20, name
     if status == 0:
         break
     assert status == -signal.SIGKILL, status

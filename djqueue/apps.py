@@ -115,13 +115,13 @@ missing_modules: dict[str, str] = {}
 
 
 def _schedules(storage: "Storage") -> "Callable[[], None]":
-    from .operations.scheduling import scheduling
+    from djqueue.operations.sweeps import scheduling
 
     return scheduling(storage)
 
 
 def _bulk_operations(storage: "Storage") -> "Callable[[], None]":
-    from .operations.bulking import bulking
+    from djqueue.operations.sweeps import bulking
 
     return bulking(storage)
 

@@ -39,11 +39,11 @@
 
 Only W012 queries the database, when Django checks databases: with `--database`, and before `migrate`.
 Redis is checked then, and with `--deploy`. E006, I001, I002 and W007 to W011 come from
-`djqueue.storage.redis.health`; E011, I003 and W017 to W020 from `djqueue.jobchecks`,
-E012 and E013 from `djqueue.contrib.tasks.backend`.
+`djqueue.storage.redis.health`, E012 and E013 from `djqueue.contrib.tasks.backend`.
 """
 
 import inspect
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -57,13 +57,15 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.utils.module_loading import import_string
 
-from . import jobchecks, middleware
+from . import middleware
 from .conf import READERS, Settings, is_wrong, problems, read_settings, unknown_limiters
-from .core.errors import ConfigurationError, StorageError, UnknownQueueError
+from .core.errors import ConfigurationError, DjqueueError, OptionError, StorageError, UnknownQueueError
+from .core.executors import INLINE
 from .core.messages import shown_name
 from .core.suggest import nearest, similar
 
 if TYPE_CHECKING:
+    from .client import JobType
     from .core.overview import Finding
     from .storage.redis.options import RedisOptions
 
@@ -102,13 +104,15 @@ HINTS = {
 }
 FROM_SETTINGS = frozenset({"clock", "limiters", "metrics", "policies", "random"})
 """Parameters of storages that come from other settings or from tests, not from OPTIONS."""
+SHOWN = 5
+"""Number of job types that a message names."""
 MESSAGES = {"error": checks.Error, "warning": checks.Warning, "info": checks.Info}
 
 
 def check_settings(**_: Any) -> list[checks.CheckMessage]:
     """Check the settings without connecting to anything. Invalid keys are left out of later checks."""
     given = getattr(django_settings, "DJQUEUE", {})
-    found: list[checks.CheckMessage] = list(_bad_keys(given))
+    messages: list[checks.CheckMessage] = list(_bad_keys(given))
     readable = given if isinstance(given, Mapping) else {}
     bad = {key for key, value in readable.items() if problems({key: value})}
     right = {key: value for key, value in readable.items() if key not in bad}
@@ -116,27 +120,27 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
         del right["QUEUES"]
         if "LIMITERS" not in bad:
             hint = HINTS["LIMITERS"]
-            found += [checks.Error(f"{problem}.", hint=hint, id="djqueue.E008") for problem in unknown]
+            messages += [checks.Error(f"{problem}.", hint=hint, id="djqueue.E008") for problem in unknown]
     settings = read_settings(right)
     if not unknown and "QUEUES" not in bad:
-        found += _unused_limiters(settings)
+        messages += _unused_limiters(settings)
     if bad.isdisjoint({"CODEC", "ACCEPT_CONTENT"}):
-        found += _content_types(settings)
-    found += _middleware(settings)
-    found += _queue_filter(settings)
-    found += _missing_modules(settings)
-    found += _modules_of_no_app(settings)
+        messages += _content_types(settings)
+    messages += _middleware(settings)
+    messages += _queue_filter(settings)
+    messages += _missing_modules(settings)
+    messages += _modules_of_no_app(settings)
     if bad.isdisjoint({"QUEUES", "STRICT_QUEUES"}):
-        found += _queues_of_jobs(settings)
-    found += jobchecks.databases_of_permissions()
+        messages += _queues_of_jobs(settings)
+    messages += _databases_of_permissions()
     if bad.isdisjoint({"QUEUES", "EXECUTOR", "DEFAULTS"}):
-        found += jobchecks.ignored_limits(settings)
+        messages += _ignored_limits(settings)
     if "STORAGE" in bad:
-        return [*found, *_leases(settings, settings.policy("").lease)]
+        return [*messages, *_leases(settings, settings.policy("").lease)]
     of_storage = list(_storage(settings))
     redis = _redis_options(settings)
-    found += _leases(settings, redis.lease if redis is not None else settings.policy("").lease)
-    return found + of_storage
+    messages += _leases(settings, redis.lease if redis is not None else settings.policy("").lease)
+    return messages + of_storage
 
 
 def check_servers(databases: Iterable[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
@@ -159,14 +163,13 @@ def check_servers_to_deploy(databases: Iterable[str] | None = None, **_: Any) ->
 
 def check_jobs_to_deploy(**_: Any) -> list[checks.CheckMessage]:
     """Check with `--deploy` how jobs run: these messages would be too much in front of every command."""
-    found = list(jobchecks.root_with_permissions())
-    given = getattr(django_settings, "DJQUEUE", {})
-    if not is_wrong(given):
-        settings = read_settings(given)
-        found += jobchecks.soft_timeouts(settings)
-        found += jobchecks.immediate(settings)
-        found += jobchecks.place_of_backups(settings)
-    return found
+    messages = list(_root_with_permissions())
+    settings = _valid_settings()
+    if settings is not None:
+        messages += _soft_timeouts(settings)
+        messages += _immediate(settings)
+        messages += _place_of_backups(settings)
+    return messages
 
 
 class _LastRun:
@@ -252,15 +255,19 @@ def _modules_of_no_app(settings: Settings) -> Iterator[checks.CheckMessage]:
     names = [name for name in settings.modules if "." not in name]
     if not names:
         return
-    found: dict[str, str] = {}
+    app_of: dict[str, str] = {}
     for app in apps.get_app_configs():
         for module in iter_modules([app.path]):
-            found.setdefault(module.name, app.name)
+            app_of.setdefault(module.name, app.name)
     for name in names:
-        if name not in found:
-            own = [other for other, app in found.items() if not app.startswith(("django.", "djqueue"))]
-            meant = similar(name, own)
-            hint = f"Did you mean {meant!r} (in {found[meant]})?" if meant else HINTS["MODULES"]
+        if name not in app_of:
+            own = [other for other, app in app_of.items() if not app.startswith(("django.", "djqueue"))]
+            similar_name = similar(name, own)
+            hint = (
+                f"Did you mean {similar_name!r} (in {app_of[similar_name]})?"
+                if similar_name
+                else HINTS["MODULES"]
+            )
             yield checks.Warning(
                 f"DJQUEUE['MODULES']: no installed app has a module {name!r}, so it adds no jobs.",
                 hint=hint,
@@ -269,9 +276,9 @@ def _modules_of_no_app(settings: Settings) -> Iterator[checks.CheckMessage]:
 
 
 def _queues_of_jobs(settings: Settings) -> Iterator[checks.CheckMessage]:
-    from .client import envelope, registry
+    from .client import envelope
 
-    for name, job_type in registry.all().items():
+    for name, job_type in _job_types().items():
         try:
             envelope.check_queue(envelope.queue_of(job_type.declared_queue, settings), settings)
         except UnknownQueueError as error:
@@ -280,6 +287,116 @@ def _queues_of_jobs(settings: Settings) -> Iterator[checks.CheckMessage]:
                 hint="Add the queue to QUEUES, give the job a queue of QUEUES, or turn STRICT_QUEUES off.",
                 id="djqueue.E009",
             )
+
+
+def _databases_of_permissions() -> Iterator[checks.CheckMessage]:
+    """Report permissions for databases that do not exist."""
+    for name, job_type in _job_types().items():
+        try:
+            if job_type.permissions is not None:
+                job_type.permissions.check_databases(django_settings.DATABASES)
+        except OptionError as error:
+            yield checks.Error(
+                f"Job {name!r}: permissions: {error}",
+                hint="Workers with this job do not start. Correct the alias in its Permissions(db=[...]).",
+                id="djqueue.E011",
+            )
+
+
+def _ignored_limits(settings: Settings) -> Iterator[checks.CheckMessage]:
+    """Report limits of job types whose jobs run inline."""
+    for name, job_type in _job_types().items():
+        if not job_type.limits:
+            continue
+        queue, executor = _place(job_type, settings)
+        if executor == INLINE:
+            yield checks.Warning(
+                f"Job {name!r}: its limits ({', '.join(job_type.limits)}) have no effect, because jobs in "
+                f"the queue {queue!r} run inline.",
+                hint=f"Set executor='isolated' on the job, or DJQUEUE['QUEUES'][{queue!r}]['EXECUTOR'].",
+                id="djqueue.W017",
+            )
+
+
+def _soft_timeouts(settings: Settings) -> Iterator[checks.CheckMessage]:
+    """Report the sync functions that run inline with a timeout, in one message."""
+    names = []
+    for name, job_type in _job_types().items():
+        if job_type.batch is not None or inspect.iscoroutinefunction(job_type.function):
+            continue
+        try:
+            timeout = job_type.options.job.timeout
+        except DjqueueError:
+            continue  # E001 or E009 reports it.
+        if timeout and _place(job_type, settings)[1] == INLINE:
+            names.append(name)
+    if names:
+        yield checks.Info(
+            "The timeout of these jobs can't interrupt them, because they are sync functions that run "
+            f"inline: {_listed(names)}. One that ignores current_job().cancelled ends with its worker "
+            "process, which the supervisor replaces.",
+            hint="Set executor='isolated' on jobs that must end at their timeout.",
+            id="djqueue.I003",
+        )
+
+
+def _root_with_permissions() -> Iterator[checks.CheckMessage]:
+    """Recommend an ordinary user if jobs have permissions."""
+    names = [name for name, job_type in _job_types().items() if job_type.permissions is not None]
+    if names and hasattr(os, "geteuid") and os.geteuid() == 0:
+        yield checks.Warning(
+            f"This process runs as root, and these jobs have permissions: {_listed(names)}. Files and "
+            "control sockets that only root can open are protected by the sandbox alone.",
+            hint="Run workers as an ordinary user, such as with User= in the systemd unit.",
+            id="djqueue.W018",
+        )
+
+
+def _immediate(settings: Settings) -> Iterator[checks.CheckMessage]:
+    """Report that jobs need no worker, which is for development."""
+    if settings.immediate:
+        yield checks.Warning(
+            "DJQUEUE['IMMEDIATE'] is on: jobs run in the process that enqueues them, before the enqueue "
+            "returns, and are kept in its memory only.",
+            hint="Turn IMMEDIATE off in production, and start manage.py runworkers.",
+            id="djqueue.W019",
+        )
+
+
+def _place_of_backups(settings: Settings) -> Iterator[checks.CheckMessage]:
+    """Report that the backups of `runworkers` cannot be saved anywhere."""
+    from .backup.store import BackupStore
+
+    if settings.backup.every is None:
+        return
+    try:
+        BackupStore.configured(settings.backup)
+    except ConfigurationError as error:
+        yield checks.Warning(
+            f"runworkers takes no backups: {error}.",
+            hint="See Backups in the docs, or set DJQUEUE['BACKUP'] to None.",
+            id="djqueue.W020",
+        )
+
+
+def _job_types() -> "dict[str, JobType[..., Any]]":
+    from .client import registry
+
+    return registry.all()
+
+
+def _place(job_type: "JobType[..., Any]", settings: Settings) -> tuple[str, str]:
+    """Return the queue of a job type, and the executor of its jobs there."""
+    from .client import envelope
+
+    queue = envelope.queue_of(job_type.declared_queue, settings)
+    return queue, job_type.executor or settings.policy(queue).executor or settings.executor
+
+
+def _listed(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = len(ordered) - SHOWN
+    return ", ".join(ordered[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _leases(settings: Settings, default: int) -> Iterator[checks.CheckMessage]:
@@ -430,8 +547,7 @@ def _redis(settings: Settings) -> Iterator[checks.CheckMessage]:
 
 
 def _servers() -> Iterator[checks.CheckMessage]:
-    given = getattr(django_settings, "DJQUEUE", {})
-    settings = None if is_wrong(given) else read_settings(given)
+    settings = _valid_settings()
     if settings is None or _redis_options(settings) is None:
         return
     from .storage.redis.connections import Connections
@@ -454,11 +570,10 @@ def _servers() -> Iterator[checks.CheckMessage]:
 def _left_in_outbox(databases: Iterable[str]) -> Iterator[checks.CheckMessage]:
     from .models import OutboxJob
 
-    given = getattr(django_settings, "DJQUEUE", {})
+    settings = _valid_settings()
     alias, table = router.db_for_write(OutboxJob), OutboxJob._meta.db_table
-    if alias not in databases or is_wrong(given):
+    if alias not in databases or settings is None:
         return
-    settings = read_settings(given)
     if settings.backend == SCHEDULER or any(policy.outbox for policy in settings.queues.values()):
         return
     count = 0
@@ -472,6 +587,12 @@ def _left_in_outbox(databases: Iterable[str]) -> Iterator[checks.CheckMessage]:
             hint="Set OUTBOX for their queue until `runworkers` has emptied the table, or delete the rows.",
             id="djqueue.W012",
         )
+
+
+def _valid_settings() -> Settings | None:
+    """Return the settings; None if they are invalid, which `check_settings` reports."""
+    given = getattr(django_settings, "DJQUEUE", {})
+    return None if is_wrong(given) else read_settings(given)
 
 
 def _upper(settings: Settings) -> dict[str, Any]:

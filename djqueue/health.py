@@ -5,8 +5,6 @@
 It answers 200 while every check passes, and 503 otherwise.
 """
 
-from typing import Any
-
 from django.conf import settings as django_settings
 from django.db import Error, transaction
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -15,8 +13,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from .conf import get_settings
-from .core.overview import Finding
-from .operations.healthrun import HealthReport, monitor
+from .operations.healthchecks import HealthReport, finding_document, monitor
 
 __all__ = ["health", "urlpatterns"]
 
@@ -30,23 +27,10 @@ def health(request: HttpRequest) -> HttpResponse:
     Staff with the permissions to view the dashboard and its page *Storage* see the findings, too.
     """
     report = monitor.report(get_settings().health)
-    body = document(report)
+    body = report.document()
     if not report.is_healthy and _may_see_findings(request, report):
         body["findings"] = [finding_document(finding) for finding in report.findings]
     return JsonResponse(body, status=200 if report.is_healthy else 503)
-
-
-def document(report: HealthReport) -> dict[str, Any]:
-    """Return the public part of a report."""
-    return {
-        "status": "ok" if report.is_healthy else "failed",
-        "checks": {check.name: check.status for check in report.checks},
-    }
-
-
-def finding_document(finding: Finding) -> dict[str, str]:
-    """Return a finding as a JSON object."""
-    return {"id": finding.id, "level": finding.level, "text": finding.text, "fix": finding.hint}
 
 
 def _may_see_findings(request: HttpRequest, report: HealthReport) -> bool:

@@ -4,11 +4,10 @@ Django imports this package at start-up, so nothing here imports the dashboard's
 level. Both are imported with the project's URLs, or by the first page.
 """
 
-from .about import DjqueueJobsMixin
-from .base import ReadOnlyAdmin
-from .cron import CronJobAdmin
 from .dashboard import DashboardAdmin
-from .jobs import DeadLetterAdmin, JobAdmin, JobResultAdmin
+from .lists import ReadOnlyAdmin
+from .modeladmins import CronJobAdmin, DeadLetterAdmin, JobAdmin, JobResultAdmin
+from .panel import DjqueueJobsMixin
 
 __all__ = [
     "CronJobAdmin",

@@ -12,29 +12,29 @@ from djqueue.conf import BackupSettings, get_settings
 from djqueue.core.errors import DjqueueError
 from djqueue.core.messages import in_one_line
 from djqueue.core.threads import beside
-from djqueue.operations.pace import CopyThrottle
+from djqueue.operations.throttle import CopyThrottle
 from djqueue.storage.base import Storage
 
-from .metadata import started_at
+from .archive import started_at
+from .lease import BackupLease, BackupRunningError
 from .store import BackupStore
-from .taking import Steps, prune, take
-from .turns import BackupRunningError, BackupTurns
+from .transfer import Steps, prune, take
 
 logger = logging.getLogger("djqueue.backup")
 
-FIRST = 60_000
+FIRST_LOOK = 60_000
 """Milliseconds from the start of a process to its first look: one that runs shortly takes no backup."""
-LOOK = 600_000
+LOOK_EVERY = 600_000
 """Maximum milliseconds between two looks at the newest backup."""
-BUSY = 30_000
+LOOK_WHILE_BUSY = 30_000
 """Milliseconds until the next look while another process takes a backup."""
 FIRST_RETRY, LAST_RETRY = 60_000, 3_600_000
 """Milliseconds until the next attempt after an error: first and longest wait, with doubling."""
-AHEAD = 60_000
+CLOCK_SKEW = 60_000
 """Milliseconds by which clocks may differ. A backup from a later time does not delay the next one."""
-GRACE = 1.0
+STOP_TIMEOUT = 1.0
 """Seconds for which stopping waits for a backup; a process that exits ends it in any case."""
-STUCK = 60_000
+STUCK_AFTER = 60_000
 """Milliseconds after the timeout of a backup at which its thread counts as stuck."""
 
 
@@ -53,8 +53,8 @@ class BackupSchedule:
         self._settings = settings
         self._every = settings.every
         self._rests = rests
-        self._turns = BackupTurns(storage)
-        self._clock = self._turns.clock
+        self._lease = BackupLease(storage)
+        self._clock = self._lease.clock
         self._retry = FIRST_RETRY
         self._reason = ""
         """The last error that was logged; empty if the last attempt succeeded."""
@@ -64,11 +64,11 @@ class BackupSchedule:
     def is_stuck(self) -> bool:
         """Whether a backup has not ended although its time is over, such as in a call that never returns."""
         begun = self._begun
-        return begun is not None and self._clock.monotonic() - begun > self._settings.timeout + STUCK
+        return begun is not None and self._clock.monotonic() - begun > self._settings.timeout + STUCK_AFTER
 
     def run(self, stop: Event) -> None:
         """Take backups until `stop` is set. Errors are logged once, and shown by `backup status`."""
-        wait = min(FIRST, self._every)
+        wait = min(FIRST_LOOK, self._every)
         try:
             while not stop.wait(wait / 1_000):
                 wait = self.look(stop)
@@ -79,19 +79,19 @@ class BackupSchedule:
         """Take a backup if one is due; return the milliseconds until the next look."""
         try:
             if (wait := self._due_in(BackupStore.configured(self._settings))) > 0:
-                return min(wait, LOOK)
-            if not self._turns.are_shared():
+                return min(wait, LOOK_EVERY)
+            if not self._lease.has_tables():
                 raise DjqueueError(
                     "djqueue's tables are missing, so processes cannot agree on who takes a backup: run "
                     "manage.py migrate, or set DJQUEUE['BACKUP'] to None"
                 )
             self._take(stop)
         except BackupRunningError:
-            return min(BUSY, self._every)
+            return min(LOOK_WHILE_BUSY, self._every)
         except Exception as error:
             if stop.is_set():
                 logger.info("The backup was cancelled, because the process stops.")
-                return LOOK
+                return LOOK_EVERY
             return self._failed(error)
         finally:
             self._begun = None
@@ -100,7 +100,7 @@ class BackupSchedule:
         if self._reason:
             logger.warning("Backups are taken again.")
         self._reason, self._retry = "", FIRST_RETRY
-        return min(self._every, LOOK)
+        return min(self._every, LOOK_EVERY)
 
     def _due_in(self, store: BackupStore) -> int:
         """Return the milliseconds until the next backup is due."""
@@ -109,12 +109,12 @@ class BackupSchedule:
 
     def _take(self, stop: Event) -> None:
         cancel = _Either(stop)
-        with self._turns.turn(self._settings.timeout, cancel) as turn:
+        with self._lease.turn(self._settings.timeout, cancel) as turn:
             store = BackupStore.configured(self._settings)
             if self._due_in(store) > 0:
                 return  # Another process has taken it meanwhile.
             self._begun = self._clock.monotonic()
-            self._turns.note_start()
+            self._lease.note_start()
             name = ""
             try:
                 rest = CopyThrottle(cancel).rest if self._rests else _no_rest
@@ -122,9 +122,9 @@ class BackupSchedule:
                 prune(store, self._settings.keep, name, self._clock, is_alone=True)
             except Exception as error:
                 if not stop.is_set():
-                    self._turns.note_end(name, _reason(error))
+                    self._lease.note_end(name, _reason(error))
                 raise
-            self._turns.note_end(name)
+            self._lease.note_end(name)
 
     def _failed(self, error: Exception) -> int:
         connections.close_all()
@@ -143,7 +143,7 @@ class BackupSchedule:
 def due_at(names: Sequence[str], settings: BackupSettings, now: int) -> int:
     """Return when the next backup is due, in UTC milliseconds, given the names of the backups."""
     # Those from the future were made before the clock was set back.
-    times = [at for name in names if (at := started_at(name)) is not None and at <= now + AHEAD]
+    times = [at for name in names if (at := started_at(name)) is not None and at <= now + CLOCK_SKEW]
     return max(times) + (settings.every or 0) if times else now
 
 
@@ -191,7 +191,7 @@ def backing_up(storage: Storage) -> Iterator[None]:
     if schedule is None:
         yield
         return
-    with beside(schedule.run, "djqueue-backup", GRACE):
+    with beside(schedule.run, "djqueue-backup", STOP_TIMEOUT):
         yield
 
 
@@ -215,5 +215,5 @@ def run_schedule(schedule: BackupSchedule, stop: Event, ready: Callable[[], None
         if schedule.is_stuck:
             logger.error("A backup has not ended in time; its process is replaced.")
             return False
-    thread.join(GRACE)
+    thread.join(STOP_TIMEOUT)
     return True

@@ -28,7 +28,7 @@ from djqueue.core.errors import (
 )
 from djqueue.core.messages import in_one_line
 
-from .metadata import NAME, Metadata, check_name, started_at
+from .archive import NAME, Metadata, check_name, started_at
 
 ALIAS = "djqueue_backups"
 """Key of the storage in the setting STORAGES."""
@@ -99,13 +99,13 @@ class BackupStore:
             BackupDamagedError: They are not as they were written.
         """
         data, sums = self._read(name + METADATA), self._sums(name)
-        found = Metadata.decode(name, data)
-        expected = {name + DATA: found.sha256, name + METADATA: hashlib.sha256(data).hexdigest()}
+        metadata = Metadata.decode(name, data)
+        expected = {name + DATA: metadata.sha256, name + METADATA: hashlib.sha256(data).hexdigest()}
         if sums != expected:
             raise BackupDamagedError(
                 f"backup {name} is damaged: {name}{METADATA} and {name}{SUMS} differ. Use another backup"
             )
-        return found
+        return metadata
 
     @contextmanager
     def open(self, name: str) -> "Iterator[File[bytes]]":
@@ -167,15 +167,15 @@ class BackupStore:
         """Return the files of incomplete backups, by the name of the backup."""
         files = self._files()
         complete = set(_complete(files))
-        found: dict[str, list[str]] = {}
+        incomplete: dict[str, list[str]] = {}
         for file in files:
             match = NAME.match(file)
             # Files with other names are not ours, even if they begin with the name of a backup.
             if match is not None and file[match.end() : match.end() + 1] in (".", "_"):
                 name = match[0]
                 if name not in complete or file not in (name + DATA, name + SUMS, name + METADATA):
-                    found.setdefault(name, []).append(file)
-        return found
+                    incomplete.setdefault(name, []).append(file)
+        return incomplete
 
     def delete_files(self, files: list[str]) -> None:
         """Delete some files."""
@@ -298,11 +298,11 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _complete(files: list[str]) -> list[str]:
-    there = set(files)
+    existing = set(files)
     names = [file.removesuffix(METADATA) for file in files if file.endswith(METADATA)]
     times = {
         name: at
         for name in names
-        if {name + DATA, name + SUMS} <= there and (at := started_at(name)) is not None
+        if {name + DATA, name + SUMS} <= existing and (at := started_at(name)) is not None
     }
     return sorted(times, key=lambda name: (times[name], name), reverse=True)

@@ -13,11 +13,10 @@ from django.apps import apps
 
 from djqueue.core.errors import ArgumentsError, JobNameError, OptionError, UnknownJobError
 from djqueue.core.job import is_call
-from djqueue.core.options import EnqueueOptions, check_text
+from djqueue.core.options import PARSERS, EnqueueOptions, check_text
 from djqueue.core.suggest import nearest
 from djqueue.core.units import milliseconds
 from djqueue.schedules import Schedule, parse_schedule
-from djqueue.schedules.words import PARSERS
 
 from .arguments import Arguments
 

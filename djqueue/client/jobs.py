@@ -33,7 +33,7 @@ from djqueue.core.permissions import PERMISSIONS, Permissions
 from djqueue.core.suggest import FOREIGN_TIMES, nearest_option
 from djqueue.core.threads import gc_paused
 from djqueue.core.units import milliseconds
-from djqueue.schedules import words
+from djqueue.schedules import SCHEDULE_PARSERS
 from djqueue.storage.base import Storage
 
 from . import declarations, envelope, hints, results
@@ -51,7 +51,7 @@ R = TypeVar("R")
 
 ONLY_JOB = frozenset({"name", "cron", "every", "executor", "limits", "permissions", "allow_unenforced"})
 """Options of `@job` that `using` does not have."""
-OF_JOB = ONLY_JOB | {"batch", "check_arguments", "redact"} | PARSERS.keys() | words.PARSERS.keys()
+OF_JOB = ONLY_JOB | {"batch", "check_arguments", "redact"} | PARSERS.keys() | SCHEDULE_PARSERS.keys()
 """All options of `@job`."""
 CALLING: dict[str, Any] = {"wait": DEFAULT_WAIT, "on_restart": "raise"}
 """Arguments of the calls that wait, in addition to the function's, with their defaults."""

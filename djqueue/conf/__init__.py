@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from .readers import (
         RATE_UNITS,
         READERS,
+        TOKEN_FORM,
+        is_token,
         is_wrong,
         parse_rate,
         problems,
         read_settings,
         unknown_limiters,
     )
-    from .sections import TOKEN_FORM, is_token
     from .values import BackupSettings, DashboardSettings, HealthSettings, MonitoringSettings, Settings
 
 __all__ = [
@@ -43,20 +44,16 @@ __all__ = [
     "unknown_limiters",
 ]
 
-
-MODULES = {
-    **dict.fromkeys(
-        ("BackupSettings", "DashboardSettings", "HealthSettings", "MonitoringSettings", "Settings"), "values"
-    ),
-    **dict.fromkeys(("TOKEN_FORM", "is_token"), "sections"),
-}
-"""Modules of the names that are not in `readers`."""
+VALUES = frozenset(
+    {"BackupSettings", "DashboardSettings", "HealthSettings", "MonitoringSettings", "Settings"}
+)
+"""Names that are in `values`; the others are in `readers`."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(f".{MODULES.get(name, 'readers')}", __name__)
+    module = import_module(".values" if name in VALUES else ".readers", __name__)
     value = globals()[name] = getattr(module, name)
     return value
 

@@ -1,7 +1,12 @@
-"""Read the keys of `DJQUEUE`: one function per key converts its value to fields of `Settings`."""
+"""Read the keys of `DJQUEUE`: one function per key converts its value to fields of `Settings`.
+
+Each raises ConfigurationError for an invalid value, with a message that names the value.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
+from os import PathLike, fspath
+from pathlib import Path
 from typing import Any
 
 from djqueue.core.backoff import Backoff, parse_backoff
@@ -9,7 +14,7 @@ from djqueue.core.errors import ConfigurationError, OptionError
 from djqueue.core.executors import SANDBOXES, parse_executor, parse_limits
 from djqueue.core.messages import NAME, HiddenOptions, kind_of, shown_name, without_credentials
 from djqueue.core.metrics import Tiers
-from djqueue.core.options import EnqueueOptions, check_text, parse_on_commit, parse_options
+from djqueue.core.options import MAX_INTEGER, EnqueueOptions, check_text, parse_on_commit, parse_options
 from djqueue.core.policies import (
     GROUP_MODES,
     WHEN_FULL,
@@ -25,11 +30,204 @@ from djqueue.core.policies import (
 from djqueue.core.suggest import nearest
 from djqueue.core.units import milliseconds, parse_size
 
-from .checked import flag, integer, lasting, mapping, one_of, positive
-from .sections import backup, dashboard, health, monitoring
-from .values import DEFAULT_POLICY, Settings
+from .values import (
+    DEFAULT_POLICY,
+    BackupSettings,
+    DashboardSettings,
+    HealthSettings,
+    MonitoringSettings,
+    Settings,
+)
 
 LISTS = (list, tuple, set, frozenset)
+TOKEN_FORM = "a text of at least 16 printable ASCII characters without spaces"  # noqa: S105 - no token
+RATE_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+BOUNDS: dict[str, type[Keep | KeepResults | KeepOfJob]] = {
+    "COMPLETED": Keep,
+    "CANCELLED": Keep,
+    "RESULTS": KeepResults,
+    "ATTEMPTS": KeepOfJob,
+    "LOGS": KeepOfJob,
+}
+MAX_PER_JOB = 65_535
+"""Maximum number of attempts or log lines kept for one job."""
+
+
+def read_settings(given: Mapping[str, Any]) -> Settings:
+    """Read a `DJQUEUE` mapping.
+
+    Raises:
+        ConfigurationError: A key is invalid. The message has the first of `problems`.
+    """
+    wrong = problems(given) or unknown_limiters(given)
+    if wrong:
+        raise ConfigurationError(wrong[0])
+    values: dict[str, Any] = {}
+    for key, value in given.items():
+        values.update(READERS[key](key, value))
+    if "QUEUES" in given:
+        default = default_policy(values.get("storage_options", {}))
+        values.update(read_queues("QUEUES", given["QUEUES"], default))
+    return Settings(**values)
+
+
+def problems(given: Mapping[str, Any]) -> list[str]:
+    """Return the problems of a `DJQUEUE` mapping, one sentence per invalid key."""
+    if not isinstance(given, Mapping):
+        return [f"DJQUEUE must be a dict; got {shown_name(given)}"]
+    wrong = []
+    for key, value in given.items():
+        reader = READERS.get(key)
+        if reader is None:
+            wrong.append(f"DJQUEUE[{shown_name(key)}] is not a setting{nearest(str(key), READERS)}")
+            continue
+        try:
+            reader(key, value)
+        except (ConfigurationError, OptionError) as error:
+            wrong.append(without_credentials(f"DJQUEUE[{key!r}]: {error}"))
+    return wrong
+
+
+def is_wrong(given: Mapping[str, Any]) -> bool:
+    """Return whether `read_settings` would raise."""
+    return bool(problems(given) or unknown_limiters(given))
+
+
+def unknown_limiters(given: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each queue whose limiter is undefined in an otherwise valid mapping."""
+    known = given.get("LIMITERS", {})
+    queues = given.get("QUEUES", {})
+    return [
+        f"DJQUEUE['QUEUES']: queue {name!r}: LIMITER {limiter!r} is not one of DJQUEUE['LIMITERS']"
+        f"{nearest(limiter, known)}"
+        for name, entry in (queues.items() if isinstance(queues, Mapping) else ())
+        if (limiter := entry.get("LIMITER")) is not None and limiter not in known
+    ]
+
+
+def parse_rate(value: Any, where: str = "rate") -> Rate:
+    """Parse a rate: `"100/s"`, `"20/m"`, `"5/h"`, or (count, seconds)."""
+    if isinstance(value, str):
+        count, slash, unit = value.partition("/")
+        if slash and count.isdecimal() and len(count) < 10 and int(count) and unit in RATE_UNITS:
+            return Rate(int(count), RATE_UNITS[unit])
+    elif isinstance(value, (tuple, list)) and len(value) == 2:
+        return Rate(_positive(value[0], where), _lasting(value[1], where))
+    raise ConfigurationError(
+        f"{where}: must be like '100/s' (s, m, h or d) or (count, seconds); got {value!r}"
+    )
+
+
+def _mapping(value: Any, known: set[str], where: str = "") -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigurationError(f"{where}must be a dict; got {value!r}")
+    for key in value:
+        if key not in known:
+            raise ConfigurationError(f"{where}unknown key {shown_name(key)}{nearest(str(key), known)}")
+    return value
+
+
+def _flag(value: Any, where: str = "") -> bool:
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{where}must be True or False; got {value!r}")
+    return value
+
+
+def _one_of(value: Any, words: tuple[str, ...], where: str) -> str:
+    if value not in words:
+        raise ConfigurationError(f"{where}: {value!r} is not one of {', '.join(words)}")
+    return str(value)
+
+
+def _lasting(value: Any, where: str) -> int:
+    duration = milliseconds(where, value)
+    if not duration:
+        raise ConfigurationError(f"{where}: must be positive; got {value!r}")
+    return duration
+
+
+def _positive(value: Any, where: str) -> int:
+    if _integer(value, where) < 1:
+        raise ConfigurationError(f"{where}: must be positive; got {value!r}")
+    return int(value)
+
+
+def _integer(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_INTEGER:
+        raise ConfigurationError(f"{where}: must be an integer from 0 to {MAX_INTEGER}; got {value!r}")
+    return value
+
+
+def is_token(value: Any) -> bool:
+    """Return whether a value can be sent as a bearer token, and is hard to guess."""
+    return isinstance(value, str) and len(value) >= 16 and all("!" <= one <= "~" for one in value)
+
+
+def _dashboard(key: str, value: Any) -> dict[str, Any]:
+    given = _mapping(value, {"READ_ONLY", "QUEUE_FILTER", "POLL", "SSE", "REDACT"})
+    fields: dict[str, Any] = {}
+    if "READ_ONLY" in given:
+        fields["read_only"] = _flag(given["READ_ONLY"], "READ_ONLY ")
+    chosen = given.get("QUEUE_FILTER")
+    if chosen is not None:
+        if not callable(chosen) and not (isinstance(chosen, str) and "." in chosen):
+            raise ConfigurationError(
+                f"QUEUE_FILTER must be a function or the dotted path of one; got {chosen!r}"
+            )
+        fields["queue_filter"] = chosen
+    if "SSE" in given:
+        fields["sse"] = _flag(given["SSE"], "SSE ")
+    if "POLL" in given:
+        fields["poll"] = milliseconds("POLL", given["POLL"])
+    if "REDACT" in given:
+        words = given["REDACT"]
+        if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+            raise ConfigurationError(f"REDACT must be a list of words; got {words!r}")
+        fields["redact"] = tuple(word.lower() for word in words)
+    return {key.lower(): DashboardSettings(**fields)}
+
+
+def _health(key: str, value: Any) -> dict[str, Any]:
+    given = _mapping(value, {"MAX_WAIT", "LEASE_GRACE", "TIMEOUT"})
+    return {
+        key.lower(): HealthSettings(**{word.lower(): _lasting(time, word) for word, time in given.items()})
+    }
+
+
+def _backup(key: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {key.lower(): BackupSettings(every=None, is_every_given=True)}
+    given = _mapping(value, {"EVERY", "KEEP", "FOLDER", "TIMEOUT"})
+    fields: dict[str, Any] = {}
+    if "EVERY" in given:
+        every = given["EVERY"]
+        fields["every"] = None if every is None else _lasting(every, "EVERY")
+        fields["is_every_given"] = True
+    if "KEEP" in given:
+        fields["keep"] = _positive(given["KEEP"], "KEEP")
+    if "TIMEOUT" in given:
+        fields["timeout"] = _lasting(given["TIMEOUT"], "TIMEOUT")
+    folder = given.get("FOLDER")
+    if folder is not None:
+        if not isinstance(folder, (str, Path)) or not Path(folder).is_absolute():
+            raise ConfigurationError(f"FOLDER must be an absolute path; got {folder!r}")
+        fields["folder"] = str(folder)
+    return {key.lower(): BackupSettings(**fields)}
+
+
+def _monitoring(key: str, value: Any) -> dict[str, Any]:
+    given = _mapping(value, {"TOKEN", "TOKEN_FILE", "PUBLIC"})
+    token, path = given.get("TOKEN"), given.get("TOKEN_FILE")
+    if token is not None and path is not None:
+        raise ConfigurationError("TOKEN and TOKEN_FILE exclude each other: remove one of them")
+    if token is not None and not is_token(token):
+        # The message must not show it.
+        raise ConfigurationError(f"TOKEN must be {TOKEN_FORM}; got {kind_of(token)}")
+    if path is not None and not isinstance(path, (str, PathLike)):
+        raise ConfigurationError(f"TOKEN_FILE must be the path of a file; got {kind_of(path)}")
+    public = _flag(given.get("PUBLIC", False), "PUBLIC ")
+    file = None if path is None else str(fspath(path))
+    return {key.lower(): MonitoringSettings(token=token, token_file=file, public=public)}
 
 
 def _limiters(_key: str, value: Any) -> dict[str, Any]:
@@ -38,11 +236,11 @@ def _limiters(_key: str, value: Any) -> dict[str, Any]:
     limiters: dict[str, LimiterPolicy] = {}
     for name, entry in value.items():
         where = f"limiter {check_text('limiter', name)!r}: "
-        given = mapping(entry, {"RATE", "CONCURRENCY"}, where)
+        given = _mapping(entry, {"RATE", "CONCURRENCY"}, where)
         rate, concurrency = given.get("RATE"), given.get("CONCURRENCY")
         limiters[name] = LimiterPolicy(
             rate=None if rate is None else parse_rate(rate, where + "RATE"),
-            concurrency=None if concurrency is None else positive(concurrency, where + "CONCURRENCY"),
+            concurrency=None if concurrency is None else _positive(concurrency, where + "CONCURRENCY"),
         )
     return {"limiters": limiters}
 
@@ -50,7 +248,7 @@ def _limiters(_key: str, value: Any) -> dict[str, Any]:
 def _storage(_key: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"must be a dict; got {kind_of(value)}")
-    given = mapping(value, {"BACKEND", "OPTIONS"})
+    given = _mapping(value, {"BACKEND", "OPTIONS"})
     options = given.get("OPTIONS", {})
     if not isinstance(options, Mapping):
         raise ConfigurationError(f"OPTIONS must be a dict; got {kind_of(options)}")
@@ -70,7 +268,7 @@ def _storage(_key: str, value: Any) -> dict[str, Any]:
 def default_policy(storage_options: Mapping[str, Any]) -> QueuePolicy:
     """Return the default of all queues, with the LEASE of the storage if it has one."""
     try:
-        return replace(DEFAULT_POLICY, lease=lasting(storage_options["lease"], "LEASE"))
+        return replace(DEFAULT_POLICY, lease=_lasting(storage_options["lease"], "LEASE"))
     except (KeyError, ConfigurationError, OptionError):  # The storage reports an invalid one.
         return DEFAULT_POLICY
 
@@ -104,10 +302,10 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
         "OUTBOX",
         "EXECUTOR",
     }
-    given = mapping(value, known, f"queue {name!r}: ")
+    given = _mapping(value, known, f"queue {name!r}: ")
     policy: dict[str, Any] = {}
     if "LEASE" in given:
-        policy["lease"] = lasting(given["LEASE"], f"queue {name!r}: LEASE")
+        policy["lease"] = _lasting(given["LEASE"], f"queue {name!r}: LEASE")
     for word in ("RATE", "GROUP_RATE"):
         if given.get(word) is not None:
             policy[word.lower()] = parse_rate(given[word], f"queue {name!r}: {word}")
@@ -116,24 +314,24 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
     if given.get("LIMITER") is not None:
         policy["limiter"] = check_text(f"queue {name!r}: LIMITER", given["LIMITER"])
     if "WHEN_FULL" in given:
-        policy["when_full"] = one_of(given["WHEN_FULL"], WHEN_FULL, f"queue {name!r}: WHEN_FULL")
+        policy["when_full"] = _one_of(given["WHEN_FULL"], WHEN_FULL, f"queue {name!r}: WHEN_FULL")
     if "BLOCK_TIMEOUT" in given:
-        policy["block_timeout"] = lasting(given["BLOCK_TIMEOUT"], f"queue {name!r}: BLOCK_TIMEOUT")
+        policy["block_timeout"] = _lasting(given["BLOCK_TIMEOUT"], f"queue {name!r}: BLOCK_TIMEOUT")
     for word in ("CONCURRENCY", "GROUP_CONCURRENCY", "MAX_SIZE"):
         if given.get(word) is not None:
-            policy[word.lower()] = positive(given[word], f"queue {name!r}: {word}")
+            policy[word.lower()] = _positive(given[word], f"queue {name!r}: {word}")
     if "GROUP_MODE" in given:
-        policy["group_mode"] = one_of(given["GROUP_MODE"], GROUP_MODES, f"queue {name!r}: GROUP_MODE")
+        policy["group_mode"] = _one_of(given["GROUP_MODE"], GROUP_MODES, f"queue {name!r}: GROUP_MODE")
     if "DEAD_LETTERS" in given:
         policy["dead_letters"] = _dead_letters(name, given["DEAD_LETTERS"])
     if "RETENTION" in given:
         policy["retention"] = _retention(name, given["RETENTION"])
     if given.get("OBJECTIVE") is not None:
-        policy["objective"] = lasting(given["OBJECTIVE"], f"queue {name!r}: OBJECTIVE")
+        policy["objective"] = _lasting(given["OBJECTIVE"], f"queue {name!r}: OBJECTIVE")
     if given.get("EXECUTOR") is not None:
         policy["executor"] = parse_executor(given["EXECUTOR"])
     if "OUTBOX" in given:
-        policy["outbox"] = flag(given["OUTBOX"], f"queue {name!r}: OUTBOX: ")
+        policy["outbox"] = _flag(given["OUTBOX"], f"queue {name!r}: OUTBOX: ")
     return replace(default, **policy)
 
 
@@ -141,25 +339,25 @@ def _weights(value: Any, where: str) -> dict[str, int]:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"{where} must be a dict of weights by group; got {value!r}")
     return {
-        check_text(f"{where}: a group", group): positive(weight, f"{where}: {group!r}")
+        check_text(f"{where}: a group", group): _positive(weight, f"{where}: {group!r}")
         for group, weight in value.items()
     }
 
 
 def _dead_letters(name: str, value: Any) -> DeadLetterPolicy:
     where = f"queue {name!r}: DEAD_LETTERS: "
-    given = mapping(value, {"MAX_ENTRIES", "MAX_BYTES", "TTL", "AUTO_RETRIES", "AUTO_RETRY_DELAY"}, where)
+    given = _mapping(value, {"MAX_ENTRIES", "MAX_BYTES", "TTL", "AUTO_RETRIES", "AUTO_RETRY_DELAY"}, where)
     policy: dict[str, Any] = {}
     if "TTL" in given:
-        policy["ttl"] = lasting(given["TTL"], where + "TTL")
+        policy["ttl"] = _lasting(given["TTL"], where + "TTL")
     if "AUTO_RETRY_DELAY" in given:
         policy["auto_retry_delay"] = _delay(given["AUTO_RETRY_DELAY"], where + "AUTO_RETRY_DELAY")
     if "MAX_ENTRIES" in given:
-        policy["max_entries"] = positive(given["MAX_ENTRIES"], where + "MAX_ENTRIES")
+        policy["max_entries"] = _positive(given["MAX_ENTRIES"], where + "MAX_ENTRIES")
     if given.get("MAX_BYTES") is not None:
         policy["max_bytes"] = parse_size(where + "MAX_BYTES", given["MAX_BYTES"])
     if "AUTO_RETRIES" in given:
-        policy["auto_retries"] = integer(given["AUTO_RETRIES"], where + "AUTO_RETRIES")
+        policy["auto_retries"] = _integer(given["AUTO_RETRIES"], where + "AUTO_RETRIES")
     return DeadLetterPolicy(**policy)
 
 
@@ -170,10 +368,10 @@ def _retention(name: str, value: Any) -> Retention:
             f"{where}'FAILED' is not a key; set the bounds of failed jobs in DEAD_LETTERS"
         )
     bounds: dict[str, Any] = {}
-    for word, entry in mapping(value, {*BOUNDS}, where).items():
+    for word, entry in _mapping(value, {*BOUNDS}, where).items():
         kind = BOUNDS[word]
         known = {name.upper() for name in kind.__dataclass_fields__}
-        given = mapping(entry, known, f"{where}{word}: ")
+        given = _mapping(entry, known, f"{where}{word}: ")
         keep = {
             name.lower(): _bound(name, bound, f"{where}{word}: {name}", of_each=kind is KeepOfJob)
             for name, bound in given.items()
@@ -183,25 +381,14 @@ def _retention(name: str, value: Any) -> Retention:
     return Retention(**bounds)
 
 
-BOUNDS: dict[str, type[Keep | KeepResults | KeepOfJob]] = {
-    "COMPLETED": Keep,
-    "CANCELLED": Keep,
-    "RESULTS": KeepResults,
-    "ATTEMPTS": KeepOfJob,
-    "LOGS": KeepOfJob,
-}
-MAX_PER_JOB = 65_535
-"""Maximum number of attempts or log lines kept for one job."""
-
-
 def _bound(name: str, value: Any, where: str, *, of_each: bool) -> int:
     if name == "AGE":
-        return lasting(value, where)
+        return _lasting(value, where)
     if name == "BYTES":
         return parse_size(where, value)
-    if of_each and not 1 <= integer(value, where) <= MAX_PER_JOB:
+    if of_each and not 1 <= _integer(value, where) <= MAX_PER_JOB:
         raise ConfigurationError(f"{where}: must be from 1 to {MAX_PER_JOB}; got {value!r}")
-    return integer(value, where)
+    return _integer(value, where)
 
 
 def _delay(value: Any, where: str) -> int | Backoff:
@@ -210,27 +397,11 @@ def _delay(value: Any, where: str) -> int | Backoff:
             return parse_backoff(value)
         except OptionError as error:
             raise ConfigurationError(f"{where}: {error}") from None
-    return lasting(value, where)
-
-
-RATE_UNITS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-
-
-def parse_rate(value: Any, where: str = "rate") -> Rate:
-    """Parse a rate: `"100/s"`, `"20/m"`, `"5/h"`, or (count, seconds)."""
-    if isinstance(value, str):
-        count, slash, unit = value.partition("/")
-        if slash and count.isdecimal() and len(count) < 10 and int(count) and unit in RATE_UNITS:
-            return Rate(int(count), RATE_UNITS[unit])
-    elif isinstance(value, (tuple, list)) and len(value) == 2:
-        return Rate(positive(value[0], where), lasting(value[1], where))
-    raise ConfigurationError(
-        f"{where}: must be like '100/s' (s, m, h or d) or (count, seconds); got {value!r}"
-    )
+    return _lasting(value, where)
 
 
 def _switch(key: str, value: Any) -> dict[str, Any]:
-    return {key.lower(): flag(value)}
+    return {key.lower(): _flag(value)}
 
 
 def _defaults(_key: str, value: Any) -> dict[str, Any]:
@@ -250,11 +421,11 @@ def _on_commit(key: str, value: Any) -> dict[str, Any]:
 
 
 def _count(key: str, value: Any) -> dict[str, Any]:
-    return {key.lower(): positive(value, key)}
+    return {key.lower(): _positive(value, key)}
 
 
 def _size(key: str, value: Any) -> dict[str, Any]:
-    return {key.lower(): positive(parse_size(key, value), key)}
+    return {key.lower(): _positive(parse_size(key, value), key)}
 
 
 def _duration(key: str, value: Any) -> dict[str, Any]:
@@ -262,7 +433,7 @@ def _duration(key: str, value: Any) -> dict[str, Any]:
 
 
 def _interval(key: str, value: Any) -> dict[str, Any]:
-    return {key.lower(): lasting(value, key)}
+    return {key.lower(): _lasting(value, key)}
 
 
 def _accept(_key: str, value: Any) -> dict[str, Any]:
@@ -302,12 +473,12 @@ def _limits(key: str, value: Any) -> dict[str, Any]:
 
 
 def _sandbox(key: str, value: Any) -> dict[str, Any]:
-    return {key.lower(): one_of(value, SANDBOXES, key)}
+    return {key.lower(): _one_of(value, SANDBOXES, key)}
 
 
 def _metrics(key: str, value: Any) -> dict[str, Any]:
-    given = mapping(value, {"MINUTE", "HOUR", "DAY"})
-    return {key.lower(): Tiers(**{word.lower(): lasting(time, word) for word, time in given.items()})}
+    given = _mapping(value, {"MINUTE", "HOUR", "DAY"})
+    return {key.lower(): Tiers(**{word.lower(): _lasting(time, word) for word, time in given.items()})}
 
 
 def _version(key: str, value: Any) -> dict[str, Any]:
@@ -338,60 +509,8 @@ READERS = {
     "LIMITS": _limits,
     "SANDBOX": _sandbox,
     "MIDDLEWARE": _middleware,
-    "DASHBOARD": dashboard,
-    "HEALTH": health,
-    "BACKUP": backup,
-    "MONITORING": monitoring,
+    "DASHBOARD": _dashboard,
+    "HEALTH": _health,
+    "BACKUP": _backup,
+    "MONITORING": _monitoring,
 }
-
-
-def read_settings(given: Mapping[str, Any]) -> Settings:
-    """Read a `DJQUEUE` mapping.
-
-    Raises:
-        ConfigurationError: A key is invalid. The message has the first of `problems`.
-    """
-    found = problems(given) or unknown_limiters(given)
-    if found:
-        raise ConfigurationError(found[0])
-    values: dict[str, Any] = {}
-    for key, value in given.items():
-        values.update(READERS[key](key, value))
-    if "QUEUES" in given:
-        default = default_policy(values.get("storage_options", {}))
-        values.update(read_queues("QUEUES", given["QUEUES"], default))
-    return Settings(**values)
-
-
-def problems(given: Mapping[str, Any]) -> list[str]:
-    """Return the problems of a `DJQUEUE` mapping, one sentence per invalid key."""
-    if not isinstance(given, Mapping):
-        return [f"DJQUEUE must be a dict; got {shown_name(given)}"]
-    found = []
-    for key, value in given.items():
-        reader = READERS.get(key)
-        if reader is None:
-            found.append(f"DJQUEUE[{shown_name(key)}] is not a setting{nearest(str(key), READERS)}")
-            continue
-        try:
-            reader(key, value)
-        except (ConfigurationError, OptionError) as error:
-            found.append(without_credentials(f"DJQUEUE[{key!r}]: {error}"))
-    return found
-
-
-def is_wrong(given: Mapping[str, Any]) -> bool:
-    """Return whether `read_settings` would raise."""
-    return bool(problems(given) or unknown_limiters(given))
-
-
-def unknown_limiters(given: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each queue whose limiter is undefined in an otherwise valid mapping."""
-    known = given.get("LIMITERS", {})
-    queues = given.get("QUEUES", {})
-    return [
-        f"DJQUEUE['QUEUES']: queue {name!r}: LIMITER {limiter!r} is not one of DJQUEUE['LIMITERS']"
-        f"{nearest(limiter, known)}"
-        for name, entry in (queues.items() if isinstance(queues, Mapping) else ())
-        if (limiter := entry.get("LIMITER")) is not None and limiter not in known
-    ]

@@ -16,7 +16,6 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from djqueue.client import get_storage
-from djqueue.core import states
 from djqueue.core.options import MAX_INTEGER
 from djqueue.core.states import State
 from djqueue.core.units import to_milliseconds
@@ -24,7 +23,7 @@ from djqueue.dashboard import audit, reading, rights, tables
 from djqueue.dashboard.site import CONVERTER, Crumb, DashboardSite
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import BulkKind, BulkOperation, BulkState
-from djqueue.operations import bulk
+from djqueue.operations import actions, bulk
 from djqueue.storage.base import Storage
 
 Answers = list[str]
@@ -141,28 +140,22 @@ class RateForm(forms.Form):
     )
 
 
-def _can(transition: str) -> Callable[[State], bool]:
-    return lambda state: transition in states.actions(state)
-
-
 CANCEL = JobAction(
-    call=lambda storage, queue, ids: [answer.status for answer in storage.jobs.cancel(queue, ids)],
-    legal=_can("cancel"),
+    call=actions.CANCEL.call,
+    legal=actions.CANCEL.is_legal,
     done={
         "cancelled": ngettext_lazy("%d job was cancelled.", "%d jobs were cancelled."),
         "requested": ngettext_lazy("%d active job was asked to stop.", "%d active jobs were asked to stop."),
     },
 )
 PROMOTE = JobAction(
-    call=lambda storage, queue, ids: [
-        "promoted" if promoted else "not_delayed" for promoted in storage.jobs.promote(queue, ids)
-    ],
-    legal=_can("promote"),
+    call=actions.PROMOTE.call,
+    legal=actions.PROMOTE.is_legal,
     done={"promoted": ngettext_lazy("%d job is ready to run.", "%d jobs are ready to run.")},
 )
 RETRY = JobAction(
-    call=lambda storage, queue, ids: storage.jobs.retry(queue, ids),
-    legal=_can("retry_dead"),
+    call=actions.RETRY.call,
+    legal=actions.RETRY.is_legal,
     done={
         "retried": ngettext_lazy("%d job will be retried.", "%d jobs will be retried."),
         "blocked_again": ngettext_lazy(
@@ -172,10 +165,8 @@ RETRY = JobAction(
     },
 )
 REMOVE = JobAction(
-    call=lambda storage, queue, ids: [
-        "removed" if removed else "not_removed" for removed in storage.jobs.remove(queue, ids)
-    ],
-    legal=lambda state: state is not State.ACTIVE,
+    call=actions.REMOVE.call,
+    legal=actions.REMOVE.is_legal,
     done={"removed": ngettext_lazy("%d job was deleted.", "%d jobs were deleted.")},
 )
 IMMEDIATE = (

@@ -1,36 +1,292 @@
-"""The child processes of `runworkers`: workers, the scheduler, the mirror, the relay, and backups."""
+"""The processes of `runworkers`: the supervisor and its children, or one worker that does everything.
 
+The children are workers, the scheduler, the mirror with the relay, and backups.
+"""
+
+import logging
 import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from random import Random
 from threading import Event
+from typing import TYPE_CHECKING, Any
 
-from django.core.management.base import CommandError
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandError, OutputWrapper
+from django.utils import autoreload
 
-from djqueue.backup.schedule import is_scheduled, run_schedule, schedule_of
-from djqueue.client import get_storage
+from djqueue.backup.schedule import backing_up, is_scheduled, run_schedule, schedule_of
+from djqueue.client import get_storage, registry
+from djqueue.client.envelope import queue_of
 from djqueue.conf import get_settings
-from djqueue.core.errors import ConfigurationError, DjqueueError, SchedulerRunningError
+from djqueue.core.errors import (
+    ConfigurationError,
+    DjqueueError,
+    OptionError,
+    SchedulerRunningError,
+    UnknownQueueError,
+)
+from djqueue.dashboard.reading import SHARE
 from djqueue.operations.annotations import annotate_version
-from djqueue.operations.mirroring import is_mirrored, mirroring
+from djqueue.operations.mirror import is_mirrored, mirroring
 from djqueue.operations.relay import relaying
-from djqueue.operations.scheduling import declare_now
+from djqueue.operations.sweeps import declare_now
+from djqueue.runtime import Worker
 from djqueue.runtime.configuration import new_worker_id
+from djqueue.runtime.console import NO_HANDLERS, banner, findings, summary, visible_logs
 from djqueue.runtime.events import RunEvents
-from djqueue.runtime.exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED
+from djqueue.runtime.executors.sandbox.errors import SandboxUnavailableError
+from djqueue.runtime.exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, let_forks_end
+from djqueue.runtime.leases import LeaseKeeper, can_keep
 from djqueue.runtime.maintenance import Maintenance
-from djqueue.runtime.serving import CHILD_SIGNALS, handling
-from djqueue.runtime.supervisor import ProcessRole
+from djqueue.runtime.runs import AttemptCount
+from djqueue.runtime.serving import CHILD_SIGNALS, handling, interruptible, serve
+from djqueue.runtime.supervisor import ProcessLimits, ProcessRole, Supervisor
 from djqueue.storage.base import Storage
+
+if TYPE_CHECKING:
+    from djqueue.contrib.celery.worker import CeleryTasks
+
+logger = logging.getLogger("djqueue.worker")
 
 Ready = Callable[[], None]
 RunWorker = Callable[[int, str | None, Ready], int]
 """Runs the worker with a number and an id in this process; returns the exit code of the child."""
 
+STOPPED_EARLY = "Stopped before the worker started."
 MIRROR_NICENESS = 5
 """Added to the niceness of the mirror's process: it gets a third of the processor time of a worker."""
+
+
+class WorkerRunner:
+    """Runs workers as the options of `runworkers` say: under a supervisor, or one in this process.
+
+    Args:
+        options: Options of the command.
+        stdout: Where the banner and the summary go.
+        stderr: Where warnings go.
+        warning: Returns the text of a warning with its style.
+        own_process: Whether the process only runs the command.
+    """
+
+    def __init__(
+        self,
+        options: dict[str, Any],
+        stdout: OutputWrapper,
+        stderr: OutputWrapper,
+        warning: Callable[[str], str],
+        *,
+        own_process: bool,
+    ) -> None:
+        self._options = options
+        self._stdout = stdout
+        self._stderr = stderr
+        self._warning = warning
+        self._own_process = own_process
+        self._celery: CeleryTasks | None = None
+        """Handler of the messages of `--celery`."""
+        self._was_replaced = False
+        """Whether another process has become the scheduler."""
+        self._attempt_count: AttemptCount | None = None
+        """Attempts of all processes of the worker, with `--max-jobs`."""
+
+    def run_here(self) -> Worker:
+        """Run a worker in this process, without a supervisor."""
+        return self._run(self._options)
+
+    def supervise(self) -> None:
+        """Run the supervisor and its children; start again after SIGHUP."""
+        options = self._options
+        number = options["processes"] or 1
+        if options["max_jobs"] is not None:
+            self._attempt_count = AttemptCount()
+        with visible_logs(options["verbosity"]), interruptible():
+            try:
+                # Checks the options, and imports all handlers, which the children then share.
+                worker = self._worker(options)
+                if options["verbosity"]:
+                    self._stdout.write(banner(worker, number))
+                    self._stdout.flush()
+                if not worker.handlers:
+                    self._stderr.write(self._warning(NO_HANDLERS))
+                joins = options["join"]
+                children = roles(worker.storage, number, options["worker_id"], self._run_child, joins=joins)
+                self._close(worker.storage)
+            except KeyboardInterrupt:
+                self._stdout.write(STOPPED_EARLY)
+                return
+            limits = ProcessLimits(worker.options.shutdown_timeout / 1_000, options["max_memory_per_process"])
+            code = Supervisor(children, limits, options["health_file"]).run()
+        if code is None:
+            command = autoreload.get_child_arguments()
+            os.execv(command[0], command)  # noqa: S606 - the same command again
+        if code:
+            raise CommandError("a process could not run, so the supervisor stopped", returncode=code)
+
+    def _run(
+        self, options: dict[str, Any], on_started: Callable[[], None] | None = None, *, reports: bool = True
+    ) -> Worker:
+        """Run a worker in this process.
+
+        Args:
+            options: Options of the command, or of a child of the supervisor.
+            on_started: Called when the worker claims jobs. If given, this is a child of the supervisor,
+                whose other children do the rest of the work.
+            reports: Whether to write the problems found.
+        """
+        verbosity, is_child = options["verbosity"], on_started is not None
+        with visible_logs(verbosity), interruptible(CHILD_SIGNALS if is_child else (signal.SIGTERM,)):
+            worker = self._worker(options)
+            worker.on_started = on_started
+            worker.is_replaceable = is_child
+            worker.attempt_count = self._attempt_count
+            keeper = self._keeper(worker)
+            try:
+                self._connect(worker, starts_scheduler=not is_child and not options["join"])
+                declare_now(worker.storage)
+                annotate_version(worker.storage)
+                if is_child:
+                    if verbosity and reports:
+                        self._report(worker)
+                    # The lease keeper, which ignores the signals instead, has already been forked.
+                    let_forks_end()
+                    with self._running_celery():
+                        serve(worker, CHILD_SIGNALS)
+                else:
+                    storage = worker.storage
+                    with mirroring(storage), relaying(storage), backing_up(storage), self._running_celery():
+                        self._serve(worker, verbosity)
+            except DjqueueError as error:
+                raise CommandError(str(error)) from error
+            except KeyboardInterrupt:
+                self._stdout.write(STOPPED_EARLY)
+            finally:
+                if keeper is not None:
+                    keeper.close()
+                self._close(worker.storage)
+        if verbosity:
+            self._stdout.write(f"Worker {worker.id}: {summary(worker)}" if is_child else summary(worker))
+        if self._was_replaced:
+            raise CommandError("another process has taken over as the scheduler, so this one stopped")
+        return worker
+
+    def _run_child(self, number: int, worker_id: str | None, ready: Ready) -> int:
+        limit = self._options["max_jobs_per_process"]
+        changed = {"worker_id": worker_id, "max_jobs": limit or self._options["max_jobs"]}
+        worker = self._run({**self._options, **changed}, ready, reports=number == 1)
+        counters = worker.counters
+        is_used_up = limit is not None and counters.claimed - counters.released >= limit
+        return RECYCLED if is_used_up or worker.was_recycled else FINISHED
+
+    def _worker(self, options: dict[str, Any]) -> Worker:
+        try:
+            storage, queues = get_storage(), options["queues"]
+            handlers: dict[str, Any] | None = None
+            if options["celery"] is not None:
+                self._celery = _celery_tasks(options["celery"], storage)
+                handlers = {**registry.all(), self._celery.name: self._celery}
+                registry.served.update(registry.names())
+                queues = queues or [*self._celery.queues(), *_job_queues()]
+            return Worker(
+                storage,
+                queues,
+                handlers,
+                concurrency=options["concurrency"],
+                worker_id=options["worker_id"],
+                shutdown_timeout=options["shutdown_timeout"],
+                until_empty=options["until_empty"],
+                max_jobs=options["max_jobs"],
+                connect=False,
+            )
+        except (OptionError, UnknownQueueError) as error:
+            raise CommandError(str(error), returncode=MISUSED) from error
+        except SandboxUnavailableError as error:
+            raise CommandError(str(error), returncode=CONFIG) from error
+        except (ConfigurationError, ImproperlyConfigured) as error:
+            raise CommandError(str(error)) from error
+
+    @contextmanager
+    def _running_celery(self) -> Iterator[None]:
+        """Prepare the Celery app in this process, if one was given."""
+        if self._celery is None:
+            yield
+            return
+        self._celery.start()
+        try:
+            yield
+        finally:
+            self._celery.stop()
+
+    def _keeper(self, worker: Worker) -> LeaseKeeper | None:
+        """Fork the process that renews the worker's leases while a handler blocks this one."""
+        patience = get_settings().stuck_timeout
+        if not (patience and self._own_process and not worker.storage.capabilities.in_process and can_keep()):
+            return None
+        try:
+            keeper = LeaseKeeper(worker.storage, worker.options.heartbeat * SHARE, patience)
+        except OSError as error:
+            logger.warning(
+                "No lease keeper could be started (%s). Only this process renews its leases: the job of a "
+                "handler that holds the GIL for longer than a lease will run again.",
+                error,
+            )
+            return None
+        worker.lease_table = keeper.table
+        return keeper
+
+    def _connect(self, worker: Worker, *, starts_scheduler: bool) -> None:
+        def on_lost() -> None:
+            self._was_replaced = True
+            worker.stop()
+
+        storage = worker.storage
+        scheduler = storage.capabilities.scheduler
+        if scheduler is not None:
+            scheduler.starts_here = starts_scheduler
+            scheduler.on_lost = on_lost
+        storage.connect()
+
+    def _serve(self, worker: Worker, verbosity: int) -> None:
+        if verbosity:
+            self._stdout.write(banner(worker))
+            self._stdout.flush()
+            self._report(worker)
+        if not worker.handlers:
+            self._stderr.write(self._warning(NO_HANDLERS))
+        serve(worker)
+
+    def _report(self, worker: Worker) -> None:
+        for finding in findings(worker):
+            self._stderr.write(self._warning(finding))
+
+    def _close(self, storage: Storage) -> None:
+        try:
+            storage.close()
+        except DjqueueError as error:
+            raise CommandError(str(error)) from error
+
+
+def _celery_tasks(path: str, storage: Storage) -> "CeleryTasks":
+    """Return the handler of a Celery app's messages. Raises CommandError."""
+    try:
+        from djqueue.contrib.celery import worker
+    except ImportError as error:
+        raise CommandError(
+            f'--celery requires Celery ({error}): pip install "djqueue[celery]"', returncode=MISUSED
+        ) from error
+    try:
+        return worker.load(path, storage)
+    except ConfigurationError as error:
+        raise CommandError(str(error), returncode=MISUSED) from error
+
+
+def _job_queues() -> list[str]:
+    """Return the queues of all @job functions."""
+    settings = get_settings()
+    return sorted({queue_of(job_type.declared_queue, settings) for job_type in registry.all().values()})
 
 
 def roles(
@@ -45,22 +301,22 @@ def roles(
         run_worker: Runs a worker.
         joins: Whether the scheduler, if the storage needs one, runs elsewhere.
     """
-    found = []
+    children = []
     has_scheduler = storage.capabilities.scheduler is not None
     if has_scheduler and not joins:
-        found.append(ProcessRole("scheduler", partial(_reported, run_scheduler), 0))
+        children.append(ProcessRole("scheduler", partial(_reported, run_scheduler), 0))
     if is_mirrored(storage) or (storage.capabilities.has_outbox and not has_scheduler):
-        found.append(ProcessRole("mirror", partial(_reported, run_mirror), 0))
+        children.append(ProcessRole("mirror", partial(_reported, run_mirror), 0))
     if is_scheduled(storage, get_settings().backup):
         # It stops with the workers, not after them: a backup can be taken later.
-        found.append(ProcessRole("backup", partial(_reported, run_backups), 1))
+        children.append(ProcessRole("backup", partial(_reported, run_backups), 1))
     for number in range(1, processes + 1):
         name = f"worker {number}"
         one = worker_id if worker_id is None or processes == 1 else f"{worker_id}-{number}"
-        found.append(
+        children.append(
             ProcessRole(name, partial(_reported, partial(run_worker, number, one)), 1, is_worker=True)
         )
-    return found
+    return children
 
 
 def run_scheduler(ready: Ready) -> int:
@@ -132,17 +388,3 @@ def _exit_code(error: Exception) -> int:
         return int(error.returncode)
     cause = error.__cause__ if isinstance(error, CommandError) else error
     return REFUSED if isinstance(cause, (ConfigurationError, SchedulerRunningError)) else FAILED
-
-
-def process_count(text: str) -> int:
-    """Return the number of processes for `--processes`: a number, or `auto` for the usable cores.
-
-    Raises ValueError.
-    """
-    if text == "auto":
-        if hasattr(os, "sched_getaffinity"):
-            return len(os.sched_getaffinity(0))
-        return os.cpu_count() or 1
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError
-    return int(text)

@@ -13,7 +13,7 @@ from djqueue.core.units import to_datetime
 from djqueue.models import Annotation
 from djqueue.storage.base import Storage
 
-from .scheduling import alias_of
+from .sweeps import alias_of
 
 logger = logging.getLogger("djqueue.annotations")
 

@@ -8,7 +8,7 @@ cannot be retried or removed a second time.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -23,6 +23,8 @@ from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.storage.base import Storage
+
+from .actions import CANCEL, DONE, PROMOTE, REMOVE, RETRY, Action
 
 logger = logging.getLogger("djqueue.bulk")
 
@@ -40,22 +42,14 @@ DELETIONS = frozenset({BulkKind.PURGE, BulkKind.DELETE, BulkKind.CLEAN, BulkKind
 """Kinds that begin with a delay, in which they can be undone."""
 WHOLE = frozenset({BulkKind.CLEAN, BulkKind.OBLITERATE})
 """Kinds that apply to a queue, and not to single jobs."""
-DONE = frozenset({"retried", "blocked_again", "removed", "cancelled", "requested", "promoted"})
-"""Outcomes that count as done."""
-
-Words = list[str]
-
-
-def _verb(kind: str) -> Callable[[Storage, str, Sequence[str]], Words]:
-    return {
-        BulkKind.RETRY: lambda storage, queue, ids: storage.jobs.retry(queue, ids),
-        BulkKind.PURGE: lambda storage, queue, ids: _removed(storage.jobs.remove(queue, ids)),
-        BulkKind.DELETE: lambda storage, queue, ids: _removed(storage.jobs.remove(queue, ids)),
-        BulkKind.CANCEL: lambda storage, queue, ids: [one.status for one in storage.jobs.cancel(queue, ids)],
-        BulkKind.PROMOTE: lambda storage, queue, ids: [
-            "promoted" if one else "not_delayed" for one in storage.jobs.promote(queue, ids)
-        ],
-    }[BulkKind(kind)]
+ACTIONS: Mapping[str, Action] = {
+    BulkKind.RETRY: RETRY,
+    BulkKind.PURGE: REMOVE,
+    BulkKind.DELETE: REMOVE,
+    BulkKind.CANCEL: CANCEL,
+    BulkKind.PROMOTE: PROMOTE,
+}
+"""The actions of the other kinds, on single jobs."""
 
 
 class Selection(NamedTuple):
@@ -93,9 +87,9 @@ class Selection(NamedTuple):
         )
 
 
-Place = dict[str, Any]
+Position = dict[str, Any]
 """The position where an operation continues."""
-Done = tuple[Counter[str], Place | None]
+PartResult = tuple[Counter[str], Position | None]
 """The outcomes of a part, and the position of the next part; None: this was the last."""
 
 
@@ -117,9 +111,9 @@ class BulkPart(NamedTuple):
 
     queue: str
     ids: list[str]
-    place: dict[str, Any] | None
+    next: Position | None
     """None for the last part."""
-    looked_at: int = 0
+    examined: int = 0
     """Jobs that were examined to find these."""
 
 
@@ -141,22 +135,23 @@ def preview(
         calls: Maximum number of pages to read, at least one for each queue and state; None means no limit.
     """
     before = clock.now() if before is None else before
-    place: dict[str, Any] | None = _beginning(selection)
-    matching, looked_at, refused = 0, 0, Counter[str]()
+    position: Position | None = _beginning(selection)
+    dry_run = ACTIONS[kind].dry_run if kind in ACTIONS else None
+    matching, examined, outcomes = 0, 0, Counter[str]()
     until = SYSTEM_CLOCK.monotonic() + remaining(inf) * 1_000 / 2
-    while place is not None and max(matching, looked_at) < COUNTED:
+    while position is not None and max(matching, examined) < COUNTED:
         if calls == 0 or SYSTEM_CLOCK.monotonic() >= until:
             break
         calls = None if calls is None else calls - 1
-        part = _part(storage, kind, selection, place, before)
+        part = _part(storage, kind, selection, position, before)
         matching += len(part.ids)
-        looked_at += part.looked_at if selection.tag else 0
-        if kind == BulkKind.RETRY and part.ids:
-            refused.update(storage.jobs.retry(part.queue, part.ids, dry_run=True))
-        place = part.place
-    able = matching - sum(count for word, count in refused.items() if word not in DONE)
-    told = {word: n for word, n in refused.items() if word not in DONE}
-    return Preview(matching, able, told, place is not None, max(matching, looked_at))
+        examined += part.examined if selection.tag else 0
+        if dry_run is not None and part.ids:
+            outcomes.update(dry_run(storage, part.queue, part.ids))
+        position = part.next
+    refused = {word: count for word, count in outcomes.items() if word not in DONE}
+    able = matching - sum(refused.values())
+    return Preview(matching, able, refused, position is not None, max(matching, examined))
 
 
 def run_now(storage: Storage, kind: str, selection: Selection, before: int) -> Iterator[Counter[str]]:
@@ -167,11 +162,11 @@ def run_now(storage: Storage, kind: str, selection: Selection, before: int) -> I
 
     Raises OptionError for a wrong filter.
     """
-    place: dict[str, Any] | None = _beginning(selection)
-    while place is not None:
-        part = _part(storage, kind, selection, place, before)
-        yield Counter(_verb(kind)(storage, part.queue, part.ids) if part.ids else ())
-        place = part.place
+    position: Position | None = _beginning(selection)
+    while position is not None:
+        part = _part(storage, kind, selection, position, before)
+        yield Counter(ACTIONS[kind].call(storage, part.queue, part.ids) if part.ids else ())
+        position = part.next
 
 
 def begin(
@@ -245,11 +240,11 @@ class Bulk:
 
     def _take(self, row: BulkOperation) -> bool:
         now = self._clock.now()
-        there = _open(self._alias).filter(pk=row.pk, holder=row.holder, held_until=row.held_until)
+        unchanged = _open(self._alias).filter(pk=row.pk, holder=row.holder, held_until=row.held_until)
         held = {"holder": self._holder, "held_until": now + HOLD, "state": BulkState.RUNNING}
         if row.started_at is None:
             held["started_at"] = now
-        if not there.update(**held):
+        if not unchanged.update(**held):
             return False
         row.refresh_from_db(using=self._alias)
         return True
@@ -261,13 +256,13 @@ class Bulk:
             limit = self._allowed(row)
             if not limit:
                 break
-            words, place = self._do_part(row, selection, limit)
-            total += sum(words.values())
-            if not self._note(row, words, place) or place is None:
+            outcomes, position = self._do_part(row, selection, limit)
+            total += sum(outcomes.values())
+            if not self._note(row, outcomes, position) or position is None:
                 break
         return total
 
-    def _do_part(self, row: BulkOperation, selection: Selection, limit: int) -> Done:
+    def _do_part(self, row: BulkOperation, selection: Selection, limit: int) -> PartResult:
         before = to_milliseconds(row.created_at)
         if row.kind == BulkKind.CLEAN:
             return self._clean(selection.queues[0], map(State, selection.states), before, limit)
@@ -276,43 +271,43 @@ class Bulk:
             return self._obliterate(row, selection.queues[0], to_milliseconds(row.started_at), limit)
         part = _part(self._storage, row.kind, selection, row.place, before, limit)
         if selection.ids and row.kind in DELETIONS:
-            return Counter(self._remove(part, selection, before)), part.place
-        verb = _verb(row.kind)
-        return Counter(verb(self._storage, part.queue, part.ids) if part.ids else ()), part.place
+            return Counter(self._remove(part, selection, before)), part.next
+        call = ACTIONS[row.kind].call
+        return Counter(call(self._storage, part.queue, part.ids) if part.ids else ()), part.next
 
-    def _remove(self, part: BulkPart, selection: Selection, before: int) -> Words:
+    def _remove(self, part: BulkPart, selection: Selection, before: int) -> list[str]:
         """Remove jobs by id, and return the outcomes; jobs that came later or were retried are skipped."""
         records = self._storage.reads.jobs(part.queue, part.ids)
         must_be_dead = selection.state == State.FAILED
-        meant = [
+        removable = [
             record.id
             for record in records
             if record is not None
             and record.created_at <= before
             and (record.state is State.FAILED or not must_be_dead)
         ]
-        removed = dict(zip(meant, _removed(self._storage.jobs.remove(part.queue, meant)), strict=True))
+        removed = REMOVE.apply(self._storage, part.queue, removable)
         return [
             removed.get(job_id, "not_found" if record is None else "changed")
             for job_id, record in zip(part.ids, records, strict=True)
         ]
 
-    def _clean(self, queue: str, states: Iterable[State], before: int, limit: int) -> Done:
+    def _clean(self, queue: str, states: Iterable[State], before: int, limit: int) -> PartResult:
         count = self._storage.queues.clean(queue, frozenset(states), before + 1, limit)
         return Counter(removed=count), {"queue": 0, "after": None} if count else None
 
-    def _obliterate(self, row: BulkOperation, queue: str, before: int, limit: int) -> Done:
+    def _obliterate(self, row: BulkOperation, queue: str, before: int, limit: int) -> PartResult:
         """Remove a part of a queue, and finally the queue itself if no job has arrived since the start."""
         active = self._storage.reads.counts(queue).get(State.ACTIVE, 0)
         if active and not row.looked_at:
             return Counter(active=active), None
-        words, place = self._clean(queue, set(State) - {State.ACTIVE}, before, limit)
-        if place is None:
+        outcomes, position = self._clean(queue, set(State) - {State.ACTIVE}, before, limit)
+        if position is None:
             left = sum(self._storage.reads.counts(queue).values())
             if left:
                 return Counter(arrived=left), None
             self._storage.queues.obliterate(queue)
-        return words, place
+        return outcomes, position
 
     def _allowed(self, row: BulkOperation) -> int:
         """Return how many jobs the next part may have."""
@@ -322,14 +317,14 @@ class Bulk:
         elapsed = max(0, self._clock.now() - to_milliseconds(row.started_at))
         return max(0, min(PART, row.rate + elapsed * row.rate // 1_000 - row.looked_at))
 
-    def _note(self, row: BulkOperation, words: Counter[str], place: Place | None) -> bool:
+    def _note(self, row: BulkOperation, outcomes: Counter[str], position: Position | None) -> bool:
         """Note the result of a part; return False if another process has the row, or it was aborted."""
         now = self._clock.now()
-        row.looked_at += sum(words.values())
-        row.done += sum(count for word, count in words.items() if word in DONE)
+        row.looked_at += sum(outcomes.values())
+        row.done += sum(count for word, count in outcomes.items() if word in DONE)
         refused = Counter(row.refused)
-        refused.update({word: count for word, count in words.items() if word not in DONE})
-        row.refused, row.place = dict(refused), place or {}
+        refused.update({word: count for word, count in outcomes.items() if word not in DONE})
+        row.refused, row.place = dict(refused), position or {}
         changes: dict[str, Any] = {
             "looked_at": row.looked_at,
             "done": row.done,
@@ -337,22 +332,22 @@ class Bulk:
             "place": row.place,
             "held_until": now + HOLD,
         }
-        if place is None:
+        if position is None:
             changes |= {"state": BulkState.DONE, "finished_at": now, "holder": "", "held_until": 0}
-        mine = BulkOperation.objects.using(self._alias).filter(pk=row.pk, holder=self._holder)
-        return bool(mine.update(**changes))
+        held = BulkOperation.objects.using(self._alias).filter(pk=row.pk, holder=self._holder)
+        return bool(held.update(**changes))
 
 
 def _part(
     storage: Storage,
     kind: str,
     selection: Selection,
-    place: Mapping[str, Any],
+    position: Mapping[str, Any],
     before: int,
     limit: int = PART,
 ) -> BulkPart:
     """Return the next jobs from a position: up to `limit` of one page, or of the given ids."""
-    index, after = place["queue"], place["after"]
+    index, after = position["queue"], position["after"]
     if selection.ids:
         queue, start = selection.queues[index], after or 0
         ids = list(selection.ids[start : start + limit])
@@ -407,7 +402,3 @@ def _letter_filter(selection: Selection) -> DeadLetterFilter:
 
 def _open(alias: str) -> "QuerySet[BulkOperation]":
     return BulkOperation.objects.using(alias).filter(state__in=(BulkState.PLANNED, BulkState.RUNNING))
-
-
-def _removed(answers: Sequence[bool]) -> Words:
-    return ["removed" if one else "not_removed" for one in answers]

@@ -21,9 +21,7 @@ from djqueue.core.messages import in_one_line, numbered
 from djqueue.core.overview import BAD, OK, Finding, QueueOverview
 from djqueue.core.states import PENDING
 
-from . import bounded
-from .health import NAMED, HealthFacts, listed, slow_queues, with_ages
-from .healthrun import HealthRun
+from .healthchecks import NAMED, HealthFacts, HealthRun, listed, slow_queues, start_bounded, with_ages
 
 PATIENCE = 30.0
 """Seconds that everything but the health checks may take."""
@@ -51,10 +49,10 @@ EFFECTS: dict[str, tuple[Literal["error", "warning", "info"], str]] = {
 def diagnose(bounds: HealthSettings) -> list[Finding]:
     """Return all findings, errors first, within a time limit even if a server hangs."""
     report = HealthRun(bounds).report()
-    found: set[Finding] = set(report.findings)
-    done = bounded.start(lambda: found.update(_examined(report.facts)), "djqueue-doctor")
+    findings: set[Finding] = set(report.findings)
+    done = start_bounded(lambda: findings.update(_examined(report.facts)), "djqueue-doctor")
     if not done.wait(PATIENCE):
-        found.add(
+        findings.add(
             Finding(
                 "doctor.late",
                 "error",
@@ -62,18 +60,18 @@ def diagnose(bounds: HealthSettings) -> list[Finding]:
                 "Check whether a server or database hangs.",
             )
         )
-    return sorted(found, key=lambda one: (ORDER.index(one.level), one.id, one.text))
+    return sorted(findings, key=lambda one: (ORDER.index(one.level), one.id, one.text))
 
 
 def _examined(facts: HealthFacts | None) -> list[Finding]:
-    found = [*_system_checks(asks_servers=facts is not None), *_migrations(), *_extras()]
+    findings = [*_system_checks(asks_servers=facts is not None), *_migrations(), *_extras()]
     if facts is not None:
         for examine in (_clocks, _versions, _paused, _slow, _diagnostics):
             try:
-                found += examine(facts)
+                findings += examine(facts)
             except (DjqueueError, Error, OSError) as error:
-                found.append(_unexamined(error))
-    return found
+                findings.append(_unexamined(error))
+    return findings
 
 
 def _unexamined(error: Exception) -> Finding:
@@ -112,12 +110,12 @@ def _migrations() -> Iterator[Finding]:
                 "Check that it is running, and the setting DATABASES.",
             )
             continue
-        mine = [f"{one.app_label}.{one.name}" for one in missing if one.app_label in _labels()]
-        if mine:
+        names = [f"{one.app_label}.{one.name}" for one in missing if one.app_label in _labels()]
+        if names:
             yield Finding(
                 "doctor.migrations",
                 "error",
-                f"the database {alias!r} lacks {numbered(len(mine), 'migration')}: {', '.join(mine)}",
+                f"the database {alias!r} lacks {numbered(len(names), 'migration')}: {', '.join(names)}",
                 f"Run `manage.py migrate --database {alias}`.",
             )
 
@@ -143,8 +141,8 @@ def _extras() -> Iterator[Finding]:
 
 
 def _backend() -> str:
-    given = getattr(django_settings, "DJQUEUE", {})
-    return "" if is_wrong(given) else get_settings().backend
+    configured = getattr(django_settings, "DJQUEUE", {})
+    return "" if is_wrong(configured) else get_settings().backend
 
 
 def _clocks(facts: HealthFacts) -> Iterator[Finding]:
@@ -192,15 +190,15 @@ def _paused(facts: HealthFacts) -> Iterator[Finding]:
         for queue in facts.overview.queues
         if queue.paused
     }
-    found = {name: count for name, count in counts.items() if count}
-    if found:
-        jobs = [f"{name!r} ({numbered(count, 'pending job')})" for name, count in found.items()]
+    pending = {name: count for name, count in counts.items() if count}
+    if pending:
+        jobs = [f"{name!r} ({numbered(count, 'pending job')})" for name, count in pending.items()]
         yield Finding(
             "doctor.paused",
             "warning",
-            f"{numbered(len(found), 'queue')} with jobs {'is' if len(found) == 1 else 'are'} paused: "
+            f"{numbered(len(pending), 'queue')} with jobs {'is' if len(pending) == 1 else 'are'} paused: "
             f"{listed(jobs)}",
-            f"Run `manage.py djqueue resume {shlex.join(list(found)[:NAMED])}`.",
+            f"Run `manage.py djqueue resume {shlex.join(list(pending)[:NAMED])}`.",
         )
 
 

@@ -7,9 +7,10 @@ in three steps, and another process can tell from the row which one was reached:
 2. the job is enqueued, with the slot in its id;
 3. the row moves on to the next slot, and the execution is counted, unless another process has done so.
 
-If a process dies after the first step, another takes the row over after `GRACE`, or after `DEAD` if the
-process ran on the same machine and is known to be gone. The job's id tells whether it was enqueued, as long
-as its record is kept. After that it cannot be known, and the slot is skipped: at most one job per slot.
+If a process dies after the first step, another takes the row over after `TAKEOVER_AFTER`, or after
+`DEAD_TAKEOVER_AFTER` if the process ran on the same machine and is known to be gone. The job's id tells
+whether it was enqueued, as long as its record is kept. After that it cannot be known, and the slot is
+skipped: at most one job per slot.
 
 The jobs pass the middleware like all others. A slot that the middleware refuses is skipped, with the reason
 in the row.
@@ -17,44 +18,34 @@ in the row.
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from django.db import connections, transaction
 from django.db.models import F, Q, QuerySet
 
+from djqueue.client import envelope
 from djqueue.client.announcing import announcer
 from djqueue.conf import get_settings
 from djqueue.core.clock import Clock
 from djqueue.core.errors import DjqueueError, StorageUnavailableError
 from djqueue.core.job import Batch, EnqueueResult, Incident
-from djqueue.core.options import JobKey
+from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.states import LIVE, PENDING, State
-from djqueue.core.units import to_datetime
-from djqueue.middleware import layers_of
+from djqueue.core.units import to_datetime, to_milliseconds
+from djqueue.middleware import Layer, layers_of, through
 from djqueue.models import CronJob
-from djqueue.schedules.plan import plan
+from djqueue.schedules import Schedule
+from djqueue.schedules.schedule import plan
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock, set_right
 from djqueue.storage.tables.holders import LeaseHolder, died_here, host_name, start_mark
 
-from .attempts import (
-    IN_DOUBT,
-    NOT_PASSED,
-    UNFINISHED,
-    Enqueued,
-    FiredSlots,
-    FiringAttempt,
-    Known,
-    Skipped,
-    instant_of,
-)
-from .cron import batch_of, job_id
-from .declaring import declare
-from .middleware import passed
+from .cronjobs import batch_of, declare, job_id
 
 logger = logging.getLogger("djqueue.cron")
 
@@ -62,16 +53,114 @@ ROWS = 500
 """Schedules per call of the storage."""
 ROUNDS = 100
 """Passes of one `fire`; slots that are due after them wait for the next."""
-GRACE = 75_000
+TAKEOVER_AFTER = 75_000
 """Milliseconds that a process has for a slot: more than the longest call of a storage."""
-DEAD = 5_000
+DEAD_TAKEOVER_AFTER = 5_000
 """Milliseconds before a dead process's slot is taken over: its last request may still reach the storage."""
-HASTE = 5_000
+ENQUEUE_WITHIN = 5_000
 """Milliseconds after `firing_at` within which a process still enqueues."""
-SURE = 25 * 60_000
+IDS_KNOWN_FOR = 25 * 60_000
 """Milliseconds for which an unknown id means that the job was not enqueued."""
 SET_BACK = 60_000
 """Milliseconds that the clock must be set back for the next runs to be recomputed."""
+LONGEST_REASON = 1_000
+"""Maximum characters of the reason for skipping a slot."""
+NOT_PASSED = "not enqueued by the middleware"
+IN_DOUBT = "may have been enqueued already"
+UNFINISHED = "the previous job is unfinished"
+
+KnownStates = dict[JobKey, State]
+"""The states of existing jobs."""
+
+
+class FiringAttempt(NamedTuple):
+    """The slots of one row that are due."""
+
+    row: CronJob
+    schedule: Schedule
+    slots: tuple[int, ...]
+    following: int | None
+    batch: Batch
+    """One job per slot."""
+
+    def key(self, slot: int) -> JobKey:
+        """Return the queue and the id of a slot's job."""
+        return self.batch.queue, job_id(self.row, slot)
+
+    @property
+    def earlier(self) -> list[JobKey]:
+        """Jobs of earlier slots that may be unfinished; none if runs may overlap."""
+        if self.schedule.overlap == "allow":
+            return []
+        earlier = {(str(queue), str(one)) for queue, one in self.row.unfinished}
+        last = _instant_of(self.row.last_run_at)
+        if last is not None:
+            earlier.add(self.key(last))
+        return sorted(earlier)
+
+
+class Enqueued(NamedTuple):
+    """The job of a slot."""
+
+    queue: str
+    id: str
+    options: JobOptions
+
+
+class Skipped(NamedTuple):
+    """A slot that is skipped."""
+
+    slot: int
+    reason: str
+
+
+class FiredSlots(NamedTuple):
+    """The outcome of an attempt so far."""
+
+    attempt: FiringAttempt
+    jobs: dict[int, Enqueued]
+    """By slot."""
+    unfinished: list[JobKey]
+    """Jobs of earlier slots that have not ended; empty if runs may overlap."""
+    wanted: list[int]
+    """Slots whose jobs are still to be enqueued."""
+    skipped: Skipped | None
+    """The last slot that was skipped."""
+
+    @property
+    def missing(self) -> Batch:
+        """The jobs that are still to be enqueued."""
+        batch, ids = self.attempt.batch, [self.attempt.key(slot)[1] for slot in self.wanted]
+        return batch._replace(payloads=batch.payloads[: len(ids)], ids=ids)
+
+    def answered(self, answers: Sequence[tuple[Batch, EnqueueResult]], reason: str) -> "FiredSlots":
+        """Return a copy with the storage's answers to the batches.
+
+        Args:
+            reason: Why a slot has no answer.
+        """
+        jobs, skipped = dict(self.jobs), self.skipped
+        by_id = {answer.id: (batch, answer) for batch, answer in answers}
+        for index, slot in enumerate(self.wanted):
+            _, job = self.attempt.key(slot)
+            # Middleware may have given it another id.
+            by_index = answers[index] if len(answers) == len(self.wanted) else (self.attempt.batch, None)
+            batch, answer = by_id.get(job) or by_index
+            if answer is not None and (answer.id == job or answer.status == "queued"):
+                jobs[slot] = Enqueued(answer.queue, answer.id, batch.options)
+            else:
+                skipped = Skipped(slot, reason if answer is None else f"duplicate of job {answer.id}")
+        unfinished = self.unfinished
+        if self.attempt.schedule.overlap != "allow":
+            unfinished = [*unfinished, *(jobs[slot][:2] for slot in self.wanted if slot in jobs)]
+        return self._replace(
+            jobs=dict(sorted(jobs.items())), unfinished=unfinished, wanted=[], skipped=skipped
+        )
+
+
+def _instant_of(value: datetime | None) -> int | None:
+    """Return a time of a row in UTC milliseconds."""
+    return None if value is None else to_milliseconds(value)
 
 
 class Firing:
@@ -90,8 +179,8 @@ class Firing:
         alias: str,
         *,
         clock: Clock | None = None,
-        grace: int = GRACE,
-        sure: int = SURE,
+        grace: int = TAKEOVER_AFTER,
+        sure: int = IDS_KNOWN_FOR,
         lock: "Lock | None" = None,
     ) -> None:
         self.clock = clock or DatabaseClock(alias)
@@ -161,12 +250,12 @@ class Firing:
 
     def _attempt(self, row: CronJob, now: int) -> FiringAttempt | None:
         schedule = row.timing()
-        slot, last = instant_of(row.next_run_at), instant_of(row.last_run_at)
+        slot, last = _instant_of(row.next_run_at), _instant_of(row.last_run_at)
         if slot is None or (last is not None and slot <= last):
             # The row is new or was changed, or the clock was set back.
             self._move(row, row.next_slot(now))
             return None
-        began = instant_of(row.firing_at)
+        began = _instant_of(row.firing_at)
         # A slot that a process has begun is judged by that time, so that it does not count as missed.
         due = plan(schedule, row.name, slot, now if began is None else min(began, now))
         due = due or plan(schedule, row.name, slot, now)
@@ -186,11 +275,11 @@ class Firing:
 
     def _may_begin(self, row: CronJob, now: int) -> bool:
         """Return whether no process is firing the row, or its time is over."""
-        began = instant_of(row.firing_at)
+        began = _instant_of(row.firing_at)
         if began is None or self._mine.get(row.pk) == began:
             return True
         age = now - began
-        return not 0 <= age < self._grace or (age >= DEAD and _is_gone(row.firing_by))
+        return not 0 <= age < self._grace or (age >= DEAD_TAKEOVER_AFTER and _is_gone(row.firing_by))
 
     # Firing.
 
@@ -199,21 +288,22 @@ class Firing:
         known = self._known(attempts)
         tick = self.clock.monotonic()
         begun = self._begin(attempts)
-        if self.clock.monotonic() - tick > HASTE:
+        if self.clock.monotonic() - tick > ENQUEUE_WITHIN:
             # Another process may take the attempt for abandoned.
             return []
         sent = self._send(begun, known)
         with transaction.atomic(using=self._alias):
-            is_new = [self._finish(one) for one in sent]
-        for one in sent:
-            self._mine.pop(one.attempt.row.pk, None)
-        new = [list(one.jobs.values()) if is_its else [] for one, is_its in zip(sent, is_new, strict=True)]
-        for one, jobs in zip(sent, new, strict=True):
-            for job in jobs:
-                self._announce(one.attempt.row, job)
-        return list(map(len, new))
+            are_new = [self._finish(fired) for fired in sent]
+        counts = []
+        for fired, is_new in zip(sent, are_new, strict=True):
+            self._mine.pop(fired.attempt.row.pk, None)
+            new = list(fired.jobs.values()) if is_new else []
+            for job in new:
+                self._announce(fired.attempt.row, job)
+            counts.append(len(new))
+        return counts
 
-    def _known(self, attempts: Iterable[FiringAttempt]) -> Known:
+    def _known(self, attempts: Iterable[FiringAttempt]) -> KnownStates:
         """Return the states of the existing jobs of these slots, and of earlier ones."""
         wanted: dict[str, dict[str, None]] = {}
         for attempt in attempts:
@@ -233,13 +323,15 @@ class Firing:
         with transaction.atomic(using=self._alias):
             for attempt in attempts:
                 row = attempt.row
-                mine = self._enabled().filter(pk=row.pk, next_run_at=row.next_run_at, firing_at=row.firing_at)
-                if mine.update(firing_at=now, firing_by=_this_process()):
+                unchanged = self._enabled().filter(
+                    pk=row.pk, next_run_at=row.next_run_at, firing_at=row.firing_at
+                )
+                if unchanged.update(firing_at=now, firing_by=_this_process()):
                     begun.append(attempt)
         self._mine.update((attempt.row.pk, now) for attempt in begun)
         return begun
 
-    def _send(self, attempts: Sequence[FiringAttempt], known: Known) -> list[FiredSlots]:
+    def _send(self, attempts: Sequence[FiringAttempt], known: KnownStates) -> list[FiredSlots]:
         """Enqueue the jobs that do not exist yet."""
         sent = [self._divided(attempt, known) for attempt in attempts]
         if layers_of(get_settings()).enqueue:
@@ -286,11 +378,11 @@ class Firing:
 
         def enqueue(batch: Batch) -> list[EnqueueResult]:
             # The attempts before this one, too, have taken time since the row was marked.
-            if not 0 <= self.clock.now() - self._mine[row.pk] <= HASTE:
+            if not 0 <= self.clock.now() - self._mine[row.pk] <= ENQUEUE_WITHIN:
                 self._renew(sent.attempt)
             return self._enqueue([batch])
 
-        answers, error = passed(layers_of(get_settings()).enqueue, sent.missing, enqueue)
+        answers, error = _enqueue_through(layers_of(get_settings()).enqueue, sent.missing, enqueue)
         reason = NOT_PASSED if error is None else f"{type(error).__name__}: {error}"
         answered = sent.answered(answers, reason)
         if error is not None:
@@ -308,8 +400,8 @@ class Firing:
         """Renew the mark of the row. Raises TakenOverError if another process has it."""
         row, now = attempt.row, self.clock.now()
         began = to_datetime(self._mine[row.pk])
-        mine = self._enabled().filter(pk=row.pk, next_run_at=row.next_run_at, firing_at=began)
-        if not mine.update(firing_at=now):
+        unchanged = self._enabled().filter(pk=row.pk, next_run_at=row.next_run_at, firing_at=began)
+        if not unchanged.update(firing_at=now):
             raise TakenOverError
         self._mine[row.pk] = now
 
@@ -318,8 +410,8 @@ class Firing:
         enqueue = self._storage.capabilities.enqueue_directly or self._storage.enqueue
         return enqueue(batches)
 
-    def _divided(self, attempt: FiringAttempt, known: Known) -> FiredSlots:
-        """The slots that have a job or get one, and those that do not."""
+    def _divided(self, attempt: FiringAttempt, known: KnownStates) -> FiredSlots:
+        """Return the slots that have a job or get one, and those that do not."""
         overlap = attempt.schedule.overlap
         unfinished = [key for key in attempt.earlier if known.get(key) in LIVE]
         jobs: dict[int, Enqueued] = {}
@@ -339,7 +431,7 @@ class Firing:
 
     def _is_in_doubt(self, attempt: FiringAttempt, slot: int) -> bool:
         """Return whether the job may have been enqueued so long ago that its record is gone."""
-        began = instant_of(attempt.row.firing_at)
+        began = _instant_of(attempt.row.firing_at)
         if began is None or slot > began or self.clock.now() - began <= self._sure:
             return False
         logger.warning(
@@ -358,11 +450,11 @@ class Firing:
         executions, is_new = row.executions, False
         if slots:
             is_counted = Q(last_run_at__isnull=False, last_run_at__gte=slots[-1])
-            mine = self._rows().filter(pk=row.pk)
-            counted = mine.filter(~is_counted).update(
+            rows = self._rows().filter(pk=row.pk)
+            counted = rows.filter(~is_counted).update(
                 executions=F("executions") + len(slots), last_run_at=slots[-1], unfinished=sent.unfinished
             )
-            is_new = bool(counted) or not mine.exists()
+            is_new = bool(counted) or not rows.exists()
             executions += len(slots)
         limit = sent.attempt.schedule.max_executions
         is_over = limit is not None and executions >= limit
@@ -396,7 +488,7 @@ class Firing:
         for row in self._enabled().filter(next_run_at__gt=now, firing_at__isnull=True).order_by("id"):
             with suppress(DjqueueError):  # `_due` logs it when the row is due
                 slot = row.next_slot(now)
-                if slot is not None and slot < (instant_of(row.next_run_at) or 0):
+                if slot is not None and slot < (_instant_of(row.next_run_at) or 0):
                     self._move(row, slot)
 
     def _enabled(self) -> "QuerySet[CronJob]":
@@ -418,10 +510,6 @@ class TakenOverError(DjqueueError):
     """Another process has taken over the slot."""
 
 
-LONGEST_REASON = 1_000
-"""Characters."""
-
-
 def _this_process() -> str:
     return f"{os.getpid()}@{host_name()}{start_mark(os.getpid())}"
 
@@ -432,8 +520,49 @@ def _is_gone(process: str) -> bool:
     return pid.isdecimal() and died_here(LeaseHolder("", host, int(pid), ""))
 
 
-def _overlaps(overlap: str, unfinished: list[JobKey], known: Known) -> bool:
+def _overlaps(overlap: str, unfinished: list[JobKey], known: KnownStates) -> bool:
     if overlap == "one_pending":
         # An unknown job is about to be enqueued.
         return any(known.get(key, State.WAITING) in PENDING for key in unfinished)
     return overlap == "skip" and bool(unfinished)
+
+
+class EnqueuedBatch(NamedTuple):
+    """The storage's answers to a batch."""
+
+    answers: list[tuple[Batch, EnqueueResult]]
+    """Each with its batch, in order."""
+    error: Exception | None
+    """The exception that the middleware raised."""
+
+
+def _enqueue_through(
+    layers: Iterable[Layer], batch: Batch, enqueue: Callable[[Batch], list[EnqueueResult]]
+) -> EnqueuedBatch:
+    """Enqueue a batch through the middleware.
+
+    The storage's answers count, not those of the middleware. Raises the errors of `enqueue`, even if the
+    middleware handles them.
+    """
+    answers: list[tuple[Batch, EnqueueResult]] = []
+    failures: list[Exception] = []
+
+    def take(changed: Batch) -> list[EnqueueResult]:
+        if changed.options is not batch.options:
+            envelope.check_size(changed.options, changed.name, changed.payloads)
+        try:
+            results = enqueue(changed)
+        except Exception as error:
+            failures.append(error)
+            raise
+        answers.extend((changed, result) for result in results)
+        return results
+
+    raised = None
+    try:
+        through(layers, take)(batch)
+    except Exception as error:
+        raised = error
+    if failures:
+        raise failures[0] from raised if raised is not failures[0] else None
+    return EnqueuedBatch(answers, raised)

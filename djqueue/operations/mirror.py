@@ -1,24 +1,31 @@
-"""The mirror: copies the jobs in Redis to the tables, where they can be inspected and outlive Redis."""
+"""The mirror: copies the jobs in Redis to the tables, where they can be inspected and outlive Redis.
+
+`Mirror` follows the changes of all queues, and `Copying` copies the jobs of one queue. `mirroring` runs a
+mirror on a thread beside a worker.
+"""
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from django.db import Error, connections
+from django.db import DataError, Error, connections, router
 
+from djqueue import models
 from djqueue.core.clock import Clock
-from djqueue.core.errors import ConfigurationError, DjqueueError, StorageError
+from djqueue.core.errors import ConfigurationError, DjqueueError, SerializationError, StorageError
 from djqueue.core.messages import in_one_line
+from djqueue.core.states import State
+from djqueue.core.threads import beside
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.tables.leaderlease import LeaderLease, LeaderLeaseLostError
 from djqueue.storage.tables.rows import Row
 
-from .copying import NOT_KNOWN, Copying, Counted
-from .pace import BusyPause, CopyThrottle
-from .tables import Tables
+from .mirrortables import UNFINISHED, MirroredRows, Tables
+from .throttle import BusyPause, CopyThrottle
 
 if TYPE_CHECKING:
     from djqueue.storage.redis.changes import ChangeBatch, ChangeStream, Controls, Mark
@@ -38,9 +45,40 @@ MAX_TAKES = 20
 """Attempts to take the leader lease when other processes try at the same time."""
 LONGEST = 10_000
 """Maximum milliseconds for catching up, which would never end while changes keep coming."""
+BATCH = 2_000
+"""Jobs copied in one transaction."""
+BAD = (DataError, SerializationError, OverflowError, ValueError)
+"""Errors of jobs that can never be read or written, so that retries are useless."""
+NOT_KNOWN = (
+    "%d unfinished jobs of queue %r are in the tables but not in Redis, which may have lost them. Run "
+    "`manage.py djqueue restore-from-mirror` to enqueue them again, or `manage.py djqueue resync` to "
+    "delete their rows."
+)
 
+Counted = Callable[[int, int], None]
+"""Called with the numbers of jobs copied and removed so far."""
 Progress = Callable[[str, int, int], None]
 """Called with a queue, and the numbers of its jobs that have been copied and removed."""
+
+
+@contextmanager
+def mirroring(storage: Storage) -> Iterator[None]:
+    """Copy changes on a thread within the block, if the storage has a mirror; finish copying at the end."""
+    if not is_mirrored(storage):
+        yield
+        return
+    with beside(mirror_of(storage).run, "djqueue-mirror"):
+        yield
+
+
+def is_mirrored(storage: Storage) -> bool:
+    """Return whether the storage's jobs are copied to the tables."""
+    return storage.capabilities.changes is not None
+
+
+def mirror_of(storage: Storage) -> "Mirror":
+    """Return the mirror in the database that the routers name. Raises ConfigurationError if there is none."""
+    return Mirror(storage, router.db_for_write(models.Job))
 
 
 class Mirror:
@@ -336,3 +374,116 @@ def _named(queue: str, progress: Progress) -> Counted:
 def _numbers(entry: bytes) -> tuple[int, ...]:
     """Return the id of an entry as numbers, which increase from entry to entry."""
     return tuple(map(int, entry.split(b"-")))
+
+
+class UnknownJobs(NamedTuple):
+    """The jobs in the tables that Redis does not know, by outcome."""
+
+    forgotten: int
+    """Unfinished jobs whose rows were removed."""
+    kept: int
+    """Unfinished jobs that Redis may have lost."""
+    since: int
+    """Time in UTC milliseconds before which all of these were enqueued; 0 if there are none."""
+
+
+class Copying:
+    """Copies jobs while this process has the leader lease.
+
+    hold: raises if another process has taken the lease.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        changes: "ChangeStream",
+        tables: Tables,
+        clock: Clock,
+        hold: Callable[[], None],
+    ) -> None:
+        self.between: Callable[[], None] = lambda: None
+        """Called after each transaction."""
+        self._storage = storage
+        self._changes = changes
+        self._tables = tables
+        self._clock = clock
+        self._hold = hold
+
+    def copy(self, queue: str, ids: Sequence[str], mark: "Mark") -> None:
+        """Write the current state of these jobs, while the queue has this mark."""
+        for first in range(0, len(ids), BATCH):
+            self._copy(queue, ids[first : first + BATCH], mark)
+            self.between()
+
+    def _copy(self, queue: str, ids: Sequence[str], mark: "Mark") -> None:
+        try:
+            records = dict(zip(ids, self._changes.records(queue, ids, mark), strict=True))
+            failed = [job.id for job in records.values() if job is not None and job.state is State.FAILED]
+            letters = self._changes.dead_letters(queue, failed)
+            self._tables.write(queue, records, letters, self._clock.now())
+        except BAD as error:
+            if len(ids) == 1:
+                logger.error("Job %r of queue %r cannot be copied: %s", ids[0], queue, in_one_line(error))
+                return
+            middle = len(ids) // 2
+            self._copy(queue, ids[:middle], mark)
+            self._copy(queue, ids[middle:], mark)
+
+    def copy_all(
+        self, queue: str, since: int | None, counted: Counted = lambda *_: None
+    ) -> tuple[int, "Mark"]:
+        """Make the tables equal to a queue in Redis; return the number of compared jobs and the queue's
+        mark.
+
+        since: jobs enqueued since then that Redis does not know were removed on purpose. None: Redis may
+        have lost any job, so unknown jobs keep their rows.
+        """
+        place = self._changes.follow(queue)
+        copied = 0
+        for ids in self._changes.pages(queue):
+            self.copy(queue, ids, place.mark)
+            copied += len(ids)
+            counted(copied, 0)
+        unknown = self.forget_unknown(queue, since, place.mark)
+        counted(copied, unknown.forgotten)
+        if unknown.kept:
+            logger.warning(NOT_KNOWN, unknown.kept, queue)
+        self._hold()
+        # In this order: the trusted time is lost together with the stream, or found to be no longer
+        # followed.
+        self._changes.trust(queue, unknown.since)
+        mark = self._changes.go_on(queue, place)
+        if not mark:
+            self._changes.forget(queue)
+        return copied, mark
+
+    def forget_unknown(self, queue: str, since: int | None, mark: "Mark" = b"") -> UnknownJobs:
+        """Remove jobs that Redis does not know: see `copy_all`."""
+        forgotten = kept = newest = 0
+        for unknown in self._unknown_pages(queue):
+            gone: list[str] = []
+            for row in unknown:
+                if since is not None and row.created_at >= since:
+                    gone.append(row.job_id)
+                    forgotten += row.state in UNFINISHED
+                elif row.state in UNFINISHED:
+                    kept += 1
+                    newest = max(newest, row.created_at + 1)
+            # Read again together with the mark, which proves that Redis has not lost its data in between.
+            self.copy(queue, gone, mark)
+        return UnknownJobs(forgotten, kept, newest)
+
+    def count_all(self, queue: str, counted: Counted) -> None:
+        """Count the jobs that `copy_all` would copy and the rows that it would remove; change nothing."""
+        copied = 0
+        for ids in self._changes.pages(queue):
+            copied += len(ids)
+            counted(copied, 0)
+        forgotten = sum(row.state in UNFINISHED for page in self._unknown_pages(queue) for row in page)
+        counted(copied, forgotten)
+
+    def _unknown_pages(self, queue: str) -> Iterator[list[MirroredRows]]:
+        """Yield the rows of jobs that Redis does not know, a page at a time."""
+        for page in self._tables.pages(queue):
+            states = self._storage.reads.states(queue, [row.job_id for row in page])
+            yield [row for row, state in zip(page, states, strict=True) if state is None]

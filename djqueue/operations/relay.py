@@ -22,6 +22,8 @@ from djqueue.models import OutboxJob
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.rows import unpack_options
 
+from .sweeps import is_scheduler
+
 logger = logging.getLogger("djqueue.relay")
 
 PAGE = 1_000
@@ -172,8 +174,7 @@ def relaying(storage: Storage) -> Iterator[None]:
 
     A storage with a scheduler has its relay in the scheduler's process.
     """
-    role = storage.capabilities.scheduler
-    if not storage.capabilities.has_outbox or (role is not None and not role.is_here):
+    if not storage.capabilities.has_outbox or not is_scheduler(storage):
         yield
         return
     relay = relay_of(storage)

@@ -70,11 +70,11 @@ def blackout_end(windows: Sequence[BlackoutWindow], zone: tzinfo, at: int) -> in
     None if the blackout lasts for years or never ends.
     """
     for _ in range(MAX_ADJACENT):
-        found = _around(windows, local_time(zone, at))
-        if not found:
+        windows_around = _around(windows, local_time(zone, at))
+        if not windows_around:
             return at
         # Continue from the latest end, or from a clock change before it.
-        end = max(instant(zone, end, after=at) for _, end in found)
+        end = max(instant(zone, end, after=at) for _, end in windows_around)
         at = next_change(zone, at, end) or end
     return None
 
@@ -82,10 +82,10 @@ def blackout_end(windows: Sequence[BlackoutWindow], zone: tzinfo, at: int) -> in
 def blackout_begin(windows: Sequence[BlackoutWindow], zone: tzinfo, at: int) -> int:
     """Return when, in UTC seconds, the blackout around an instant began; the instant if there is none."""
     for _ in range(MAX_ADJACENT):
-        found = _around(windows, local_time(zone, at - 1))
-        if not found:
+        windows_around = _around(windows, local_time(zone, at - 1))
+        if not windows_around:
             break
-        at = min(at - 1, *(instant(zone, begin) for begin, _ in found))
+        at = min(at - 1, *(instant(zone, begin) for begin, _ in windows_around))
     return at
 
 
@@ -140,10 +140,10 @@ def _date(text: str) -> date:
 
 def _hours(text: str) -> tuple[int, int] | None:
     """Return the minutes of the beginning and the end; None if the text has no hours."""
-    found = re.fullmatch(r"(\d\d):(\d\d)-(\d\d):(\d\d)", text)
-    if found is None:
+    match = re.fullmatch(r"(\d\d):(\d\d)-(\d\d):(\d\d)", text)
+    if match is None:
         return None
-    begin_hour, begin_minute, end_hour, end_minute = map(int, found.groups())
+    begin_hour, begin_minute, end_hour, end_minute = map(int, match.groups())
     begin, end = begin_hour * 60 + begin_minute, end_hour * 60 + end_minute
     if begin >= 1_440 or end > 1_440 or begin_minute > 59 or end_minute > 59:
         return None

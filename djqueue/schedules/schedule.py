@@ -1,15 +1,20 @@
-"""A schedule and its slots, the times at which it enqueues one job each."""
+"""A schedule and its slots, the times at which it enqueues one job each.
+
+`parse_schedule` reads a schedule from the options of `@job`; `plan` says which of its slots are due now.
+"""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 from djqueue.core.errors import OptionError
-from djqueue.core.units import LONGEST
+from djqueue.core.suggest import FOREIGN_TIMES, nearest
+from djqueue.core.units import LONGEST, instant, milliseconds
 
 from .blackouts import blackout_begin, blackout_end, parse_blackouts
-from .lines import next_run, read_line
+from .expressions import next_run, read_line
 from .zones import parse_timezone
 
 OVERLAP = ("allow", "skip", "one_pending")
@@ -24,6 +29,10 @@ SAMPLE = 32
 """Number of slots from which the shortest time between two is determined."""
 LONG_AGO = 946_684_800_000
 """The year 2000, so that a schedule is valid or invalid independently of the current time."""
+LATE = 60_000
+"""Milliseconds by which a slot may be late and is still in time, and not missed."""
+AT_ONCE = 100
+"""Slots of one plan; the rest is left to the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,17 +102,17 @@ class Schedule:
 
     def problems(self) -> dict[str, str]:
         """Return the problems of the schedule by field."""
-        found: dict[str, str] = {}
+        problems: dict[str, str] = {}
         for field, check in CHECKS.items():
             try:
                 check(self)
             except OptionError as error:
-                found[field] = str(error).partition(": ")[2]
-        if not found:
-            found.update(self._without_slots())
-        if not found and self.jitter and self.jitter > (shortest := self._shortest_interval()):
-            found["jitter"] = f"is longer than the {shortest / 1_000:g} seconds between two runs"
-        return found
+                problems[field] = str(error).partition(": ")[2]
+        if not problems:
+            problems.update(self._without_slots())
+        if not problems and self.jitter and self.jitter > (shortest := self._shortest_interval()):
+            problems["jitter"] = f"is longer than the {shortest / 1_000:g} seconds between two runs"
+        return problems
 
     def _next_time(self, after: int) -> int | None:
         if self.every is None:
@@ -129,6 +138,53 @@ class Schedule:
             slots.append(slot)
             since = slot
         return min((later - earlier for earlier, later in pairwise(slots)), default=LONGEST)
+
+
+def parse_schedule(given: Mapping[str, Any]) -> Schedule:
+    """Return the schedule that options of `@job` describe.
+
+    Raises:
+        OptionError: An option is invalid. The message names it.
+    """
+    values = {}
+    for name, value in given.items():
+        if name not in SCHEDULE_PARSERS:
+            meant = FOREIGN_TIMES.get(name)
+            hint = f"; did you mean {meant!r}?" if meant else nearest(name, SCHEDULE_PARSERS)
+            raise OptionError(f"unknown option {name!r}{hint}")
+        values[name] = SCHEDULE_PARSERS[name](name, value)
+    schedule = Schedule(**{name: value for name, value in values.items() if value is not None})
+    for name, problem in schedule.problems().items():
+        raise OptionError(f"{name}: {problem}")
+    return schedule
+
+
+class SlotPlan(NamedTuple):
+    """The slots to enqueue, oldest first, and the first that is not dealt with by that."""
+
+    slots: tuple[int, ...]
+    following: int | None
+
+
+def plan(schedule: Schedule, name: str, slot: int, now: int) -> SlotPlan | None:
+    """Return the plan for a schedule with this next slot; None if it is not due yet.
+
+    If the slot was missed, `Schedule.missed` decides about it and about all later missed slots.
+    """
+    late = now - schedule.fires_at(slot, name)
+    if late < 0:
+        return None
+    if late > LATE and schedule.missed == "one":
+        return SlotPlan((slot,), _first(schedule, name, slot, now + 1))
+    following: int | None = slot
+    if late > LATE:
+        window = schedule.missed_window if schedule.missed == "all" else 0
+        following = _first(schedule, name, slot, now - max(window, LATE))
+    due: list[int] = []
+    while following is not None and schedule.fires_at(following, name) <= now and len(due) < AT_ONCE:
+        due.append(following)
+        following = schedule.next_slot(following)
+    return SlotPlan(tuple(due), following)
 
 
 def _cron(schedule: Schedule) -> None:
@@ -177,4 +233,50 @@ CHECKS: dict[str, Callable[[Schedule], object]] = {
     "missed_window": lambda schedule: _within("missed_window", schedule.missed_window, SHORTEST),
     "blackouts": lambda schedule: parse_blackouts(schedule.blackouts),
     "on_blackout": lambda schedule: _choice("on_blackout", ON_BLACKOUT, schedule.on_blackout),
+}
+
+
+def _first(schedule: Schedule, name: str, slot: int, earliest: int) -> int | None:
+    """Return the first slot, from this one on, whose job is not to be enqueued before a time."""
+    first: int | None = slot
+    while first is not None and schedule.fires_at(first, name) < earliest:
+        first = schedule.next_slot(max(first, earliest - schedule.jitter - 1))
+    return first
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise OptionError(f"{name}: expected a string, got {value!r}")
+    return value
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value >= 2**31:
+        raise OptionError(f"{name}: expected a whole number, got {value!r}")
+    return value
+
+
+def _lines(name: str, value: Any) -> tuple[str, ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise OptionError(f"{name}: expected a list of strings, got {value!r}")
+    return tuple(_text(name, line) for line in value)
+
+
+def _optional(parse: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: None if value is None else parse(name, value)
+
+
+SCHEDULE_PARSERS: dict[str, Callable[[str, Any], Any]] = {
+    "cron": _optional(_text),
+    "every": _optional(milliseconds),
+    "timezone": _text,
+    "start_at": _optional(instant),
+    "end_at": _optional(instant),
+    "max_executions": _optional(_count),
+    "jitter": milliseconds,
+    "overlap": _text,
+    "missed": _text,
+    "missed_window": milliseconds,
+    "blackouts": _lines,
+    "on_blackout": _text,
 }

@@ -10,7 +10,7 @@ from djqueue.client import get_storage
 from djqueue.core.units import to_milliseconds
 from djqueue.models import CronJob
 from djqueue.operations.firing import Firing
-from djqueue.operations.scheduling import alias_of
+from djqueue.operations.sweeps import alias_of
 from djqueue.runtime.immediate import ImmediateStorage
 from djqueue.storage.base import Storage
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from djqueue import job as make_job_type
-from djqueue.admin import base, filters
+from djqueue.admin import lists
 from djqueue.client import registry
 from djqueue.models import CronJob, DeadLetter, Job, JobResult
 from djqueue.storage.tables import names
@@ -80,7 +80,7 @@ def test_the_newest_jobs_come_first() -> None:
 
 @pytest.mark.dialect
 def test_a_list_counts_no_further_than_it_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "MAX_LISTED", 3)
+    monkeypatch.setattr(lists, "MAX_LISTED", 3)
     for _ in range(3):
         make_job()
     assert "More than 10,000" not in page("job")
@@ -90,8 +90,8 @@ def test_a_list_counts_no_further_than_it_lists(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_pages_end_where_the_count_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "MAX_LISTED", 4)
-    monkeypatch.setattr(base.ReadOnlyAdmin, "list_per_page", 2)
+    monkeypatch.setattr(lists, "MAX_LISTED", 4)
+    monkeypatch.setattr(lists.ReadOnlyAdmin, "list_per_page", 2)
     jobs = [make_job() for _ in range(9)][::-1]
     assert listed("job", p="2") == [job.job_id for job in jobs[2:4]]
     assert "p=3" not in page("job")
@@ -158,7 +158,7 @@ def test_the_queue_filter_offers_the_queues_of_the_table() -> None:
 def test_a_queue_that_is_not_offered_can_still_be_filtered_by(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(filters, "MAX_CHOICES", 1)
+    monkeypatch.setattr(lists, "MAX_CHOICES", 1)
     make_job(queue="a")
     wanted = make_job(queue="b")
     assert "?queue=b" not in page("job")
@@ -211,7 +211,7 @@ def test_a_search_for_a_beginning_covers_only_the_newest_rows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     old, new = make_job(job_id="abc-old"), make_job(job_id="abc-new")
-    monkeypatch.setattr(base, "MAX_SEARCHED", 1)
+    monkeypatch.setattr(lists, "MAX_SEARCHED", 1)
     assert listed("job", q="abc") == [new.job_id]
     assert listed("job", q="abc-old") == [old.job_id]
 

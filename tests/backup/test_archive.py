@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from djqueue.backup import restoring, taking
+from djqueue.backup import transfer
 from djqueue.backup.archive import PART_RECORDS, ArchiveWriter, read_archive
 from djqueue.backup.store import BackupStore
 from djqueue.core.errors import BackupDamagedError, BackupError, OptionError
@@ -104,8 +104,8 @@ def test_archive_memory_use_is_independent_of_number_of_jobs(
     storage: Any = SimpleNamespace(snapshots=SimpleNamespace(read=read))
     tracemalloc.start()
     try:
-        taken = taking.take(storage, store, clock)
-        assert restoring.verify(store, taken.name).counts.jobs == {"waiting": 500 * pages}
+        taken = transfer.take(storage, store, clock)
+        assert transfer.verify(store, taken.name).counts.jobs == {"waiting": 500 * pages}
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -115,7 +115,7 @@ def test_archive_memory_use_is_independent_of_number_of_jobs(
 
 def test_archive_counts_queue_settings(store: BackupStore, storage: MemoryStorage, clock: AheadClock) -> None:
     storage.queues.pause("emails")
-    taken = taking.take(storage, store, clock)
+    taken = transfer.take(storage, store, clock)
     with store.open(taken.name) as file:
         queues = [part.queue for part in read_archive(file, taken.name) if part.kind == QUEUE]
     assert taken.counts.queues == len(queues) == 2
@@ -141,11 +141,11 @@ def test_archive_with_unknown_records_is_rejected(
         patch.setattr(ArchiveWriter, "finish", lambda self: self._file.write(data))
         patch.setattr(ArchiveWriter, "size", property(lambda _: len(data), lambda *_: None), raising=False)
         patch.setattr(ArchiveWriter, "sha256", hashlib.sha256(data).hexdigest())
-        name = taking.take(MemoryStorage(), store, clock).name
+        name = transfer.take(MemoryStorage(), store, clock).name
 
     with pytest.raises(BackupDamagedError, match=f"{name} is damaged"):
-        restoring.verify(store, name)
+        transfer.verify(store, name)
     target = MemoryStorage()
     with pytest.raises(OptionError, match="snapshot:"):
-        restoring.restore(store, name, target)
+        transfer.restore(store, name, target)
     assert target.snapshots.is_empty()

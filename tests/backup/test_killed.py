@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from djqueue.backup.metadata import started_at
+from djqueue.backup.archive import started_at
 from djqueue.backup.store import BackupStore
 from tests.runtime.project import ROOT, Project
 from tests.support import eventually
@@ -44,9 +44,9 @@ django.setup()
 from django.core.management import call_command
 from django.db import connections
 from djqueue.backup.archive import ArchiveWriter
-from djqueue.backup import restoring
+from djqueue.backup import transfer
 from djqueue.backup.store import BackupStore
-from djqueue.backup.turns import BackupTurns
+from djqueue.backup.lease import BackupLease
 from djqueue.conf import get_settings
 from djqueue.management.commands import djqueue
 
@@ -65,9 +65,9 @@ def kill_at(limit):
             if any(isinstance(one, str) and folder in one for one in arguments):
                 step()
     sys.addaudithook(hook)
-    write, write_row, fsync = ArchiveWriter._write, BackupTurns._write, os.fsync
+    write, write_row, fsync = ArchiveWriter._write, BackupLease._write, os.fsync
     ArchiveWriter._write = lambda *args: (step(), write(*args), step())
-    BackupTurns._write = lambda self, **values: (step(), write_row(self, **values), step())
+    BackupLease._write = lambda self, **values: (step(), write_row(self, **values), step())
     os.fsync = lambda descriptor: (step(), fsync(descriptor), step())
 
 killed, limit = 0, 0
@@ -85,7 +85,7 @@ while True:
     store = BackupStore.configured(get_settings().backup)
     names = store.names()
     for name in names:
-        assert restoring.verify(store, name).counts.all_jobs == 20, name
+        assert transfer.verify(store, name).counts.all_jobs == 20, name
     if status == 0:
         break
     assert status == -signal.SIGKILL, status

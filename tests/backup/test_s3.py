@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from djqueue.backup import restoring, taking
+from djqueue.backup import transfer
 from djqueue.backup.store import ALIAS, BackupStore
 from djqueue.conf import BackupSettings
 from djqueue.core.errors import BackupDamagedError, BackupError
@@ -68,13 +68,13 @@ def keys(bucket: Any) -> list[str]:
 def test_backup_is_stored_and_restored_through_s3(
     s3: BackupStore, bucket: Any, storage: MemoryStorage, clock: AheadClock
 ) -> None:
-    taken = taking.take(storage, s3, clock)
+    taken = transfer.take(storage, s3, clock)
     assert keys(bucket) == [
         f"djqueue/test/{taken.name}{ending}" for ending in (".metadata.json", ".msgpack.gz", ".sha256")
     ]
-    assert restoring.verify(s3, taken.name) == taken
+    assert transfer.verify(s3, taken.name) == taken
     target = MemoryStorage()
-    restoring.restore(s3, taken.name, target)
+    transfer.restore(s3, taken.name, target)
     assert target.queues.names() == ["emails", "invoices"]
 
 
@@ -83,9 +83,9 @@ def test_large_backup_is_uploaded_in_parts(s3: BackupStore, clock: AheadClock) -
     for number in range(12):
         # Bytes that cannot be compressed, so that the file exceeds the 8 MiB of a single upload.
         f.enqueue(storage, queue=f"large-{number}", payload=_noise(1_000_000))
-    taken = taking.take(storage, s3, clock)
+    taken = transfer.take(storage, s3, clock)
     assert taken.size > 10_000_000
-    assert restoring.verify(s3, taken.name) == taken
+    assert transfer.verify(s3, taken.name) == taken
 
 
 def _noise(size: int) -> bytes:
@@ -98,10 +98,10 @@ def test_oldest_backups_and_leftover_files_are_deleted_from_s3(
     names = []
     for _ in range(3):
         clock.advance(1_000)
-        names.append(taking.take(storage, s3, clock).name)
+        names.append(transfer.take(storage, s3, clock).name)
     bucket.Object(f"djqueue/test/{names[1]}.metadata.json").delete()
     bucket.put_object(Key="djqueue/test/notes.txt", Body=b"x")
-    taking.prune(s3, 1, names[2], clock, is_alone=True)
+    transfer.prune(s3, 1, names[2], clock, is_alone=True)
     assert s3.names() == [names[2]]
     assert len(keys(bucket)) == 4
 
@@ -109,13 +109,13 @@ def test_oldest_backups_and_leftover_files_are_deleted_from_s3(
 def test_flipped_bit_in_s3_object_is_detected(
     s3: BackupStore, bucket: Any, storage: MemoryStorage, clock: AheadClock
 ) -> None:
-    taken = taking.take(storage, s3, clock)
+    taken = transfer.take(storage, s3, clock)
     data = bucket.Object(f"djqueue/test/{taken.name}.msgpack.gz")
     body = bytearray(data.get()["Body"].read())
     body[len(body) // 2] ^= 1
     data.put(Body=bytes(body))
     with pytest.raises(BackupDamagedError, match="SHA-256"):
-        restoring.verify(s3, taken.name)
+        transfer.verify(s3, taken.name)
 
 
 def test_s3_error_names_storage_and_reason(
@@ -123,4 +123,4 @@ def test_s3_error_names_storage_and_reason(
 ) -> None:
     bucket.delete()
     with pytest.raises(BackupError, match=r"STORAGES\['djqueue_backups'\] \(S3Storage\).*NoSuchBucket"):
-        taking.take(storage, s3, clock)
+        transfer.take(storage, s3, clock)

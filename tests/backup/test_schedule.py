@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from djqueue.backup import schedule as schedules
-from djqueue.backup import taking
+from djqueue.backup import transfer
+from djqueue.backup.lease import BackupLease, BackupRunningError, Turn
 from djqueue.backup.schedule import BackupSchedule, backing_up, is_scheduled
 from djqueue.backup.store import BackupStore
-from djqueue.backup.turns import BackupRunningError, BackupTurns, Turn
 from djqueue.conf import BackupSettings, get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.models import BackupState, SchedulerLease
@@ -39,7 +39,7 @@ def configured(settings: Any, folder: Path) -> None:
 @pytest.fixture
 def schedule(storage: MemoryStorage, clock: Any) -> BackupSchedule:
     found = BackupSchedule(storage, get_settings().backup)
-    found._clock = found._turns.clock = clock
+    found._clock = found._lease.clock = clock
     return found
 
 
@@ -52,7 +52,7 @@ def test_first_check_creates_backup_and_next_check_does_not(
 ) -> None:
     schedule.look(stop())
     [name] = store.names()
-    assert schedule.look(stop()) == schedules.LOOK
+    assert schedule.look(stop()) == schedules.LOOK_EVERY
     assert store.names() == [name]
     state = BackupState.objects.get()
     assert (state.name, state.error) == (name, "")
@@ -64,7 +64,7 @@ def test_restart_neither_skips_backup_nor_takes_one_more(
 ) -> None:
     def restarted() -> int:
         found = BackupSchedule(storage, get_settings().backup)
-        found._clock = found._turns.clock = clock
+        found._clock = found._lease.clock = clock
         return found.look(stop())
 
     restarted()
@@ -126,11 +126,11 @@ def test_no_backup_starts_while_another_process_creates_one(
 ) -> None:
     other = LeaderLease("default", SYSTEM_CLOCK, "backup")
     assert other.take()
-    assert schedule.look(stop()) == schedules.BUSY
+    assert schedule.look(stop()) == schedules.LOOK_WHILE_BUSY
     assert store.names() == []
     with (
         pytest.raises(BackupRunningError, match="a backup is being taken by process"),
-        schedule._turns.turn(1_000, stop()),
+        schedule._lease.turn(1_000, stop()),
     ):
         raise AssertionError("unreachable")
 
@@ -148,7 +148,7 @@ def test_files_of_killed_process_are_deleted(
 def failing(monkeypatch: Any) -> list[Exception]:
     """Errors with which the next backups fail."""
     errors: list[Exception] = []
-    take = taking.take
+    take = transfer.take
 
     def failing(*args: Any) -> Any:
         if errors:
@@ -199,7 +199,7 @@ def test_stop_request_aborts_backup_without_error(
 
     def stopped(storage: Any, store: Any, clock: Any, steps: Any) -> Any:
         stopping.set()
-        return taking.take(storage, store, clock, steps)
+        return transfer.take(storage, store, clock, steps)
 
     monkeypatch.setattr(schedules, "take", stopped)
     caplog.set_level(logging.WARNING, "djqueue.backup")
@@ -207,19 +207,19 @@ def test_stop_request_aborts_backup_without_error(
     assert caplog.messages == []
     assert store.names() == []
     assert not LeaderLease("default", SYSTEM_CLOCK, "backup").number
-    assert BackupTurns(MemoryStorage()).holder() == ""
+    assert BackupLease(MemoryStorage()).holder() == ""
 
 
 def test_backup_is_aborted_after_timeout(
     schedule: BackupSchedule, store: BackupStore, caplog: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("djqueue.backup.turns.RENEW_EVERY", 10)
+    monkeypatch.setattr("djqueue.backup.lease.RENEW_EVERY", 10)
     schedule._settings = BackupSettings(timeout=1, folder=get_settings().backup.folder)
 
     def slow(storage: Any, store: Any, clock: Any, steps: Any) -> Any:
         turn: Turn = steps.check.__self__
         eventually(lambda: turn._over)
-        return taking.take(storage, store, clock, steps)
+        return transfer.take(storage, store, clock, steps)
 
     monkeypatch.setattr(schedules, "take", slow)
     schedule.look(stop())
@@ -230,13 +230,13 @@ def test_backup_is_aborted_after_timeout(
 def test_process_that_lost_its_lease_publishes_no_backup(
     schedule: BackupSchedule, store: BackupStore, caplog: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("djqueue.backup.turns.RENEW_EVERY", 10)
+    monkeypatch.setattr("djqueue.backup.lease.RENEW_EVERY", 10)
 
     def frozen(storage: Any, store: Any, clock: Any, steps: Any) -> Any:
         SchedulerLease.objects.filter(name="backup").update(generation=99, holder="another")
         turn: Turn = steps.check.__self__
         eventually(lambda: turn._over)
-        return taking.take(storage, store, clock, steps)
+        return transfer.take(storage, store, clock, steps)
 
     monkeypatch.setattr(schedules, "take", frozen)
     schedule.look(stop())
@@ -250,7 +250,7 @@ def test_hanging_backup_thread_is_reported(schedule: BackupSchedule, clock: Any)
     schedule._begun = clock.monotonic()
     clock.advance(schedule._settings.timeout)
     assert not schedule.is_stuck
-    clock.advance(schedules.STUCK + 1)
+    clock.advance(schedules.STUCK_AFTER + 1)
     assert schedule.is_stuck
 
 
@@ -293,6 +293,6 @@ def test_worker_takes_backups_on_thread(settings: Any, storage: MemoryStorage, s
 def test_error_for_missing_tables_names_migrate_command(
     schedule: BackupSchedule, caplog: Any, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(BackupTurns, "are_shared", lambda _: False)
+    monkeypatch.setattr(BackupLease, "has_tables", lambda _: False)
     schedule.look(stop())
     assert "run manage.py migrate, or set DJQUEUE['BACKUP'] to None" in caplog.text

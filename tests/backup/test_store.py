@@ -11,11 +11,11 @@ import pytest
 from django.core.files.base import File
 from django.core.files.storage import FileSystemStorage, InMemoryStorage
 
-from djqueue.backup import restoring, taking
-from djqueue.backup.metadata import Metadata
+from djqueue.backup import transfer
+from djqueue.backup.archive import Metadata
+from djqueue.backup.lease import BackupCancelledError
 from djqueue.backup.store import BackupStore, default_folder
-from djqueue.backup.taking import Steps
-from djqueue.backup.turns import BackupCancelledError
+from djqueue.backup.transfer import Steps
 from djqueue.conf import BackupSettings
 from djqueue.core.errors import (
     BackupDamagedError,
@@ -33,7 +33,7 @@ ENDINGS = (".metadata.json", ".msgpack.gz", ".sha256")
 
 @pytest.fixture
 def taken(storage: MemoryStorage, store: BackupStore, clock: AheadClock) -> Metadata:
-    return taking.take(storage, store, clock)
+    return transfer.take(storage, store, clock)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -67,7 +67,7 @@ def test_git_ignores_backup_folder(taken: Metadata, folder: Path) -> None:
 
 def test_backup_restores_contents_of_storage(taken: Metadata, store: BackupStore) -> None:
     target = MemoryStorage()
-    found = restoring.restore(store, taken.name, target)
+    found = transfer.restore(store, taken.name, target)
     assert found.written is not None
     assert (found.written.jobs, found.written.dead) == (5, 1)
     assert {row.name: sum(row.counts.values()) for row in target.reads.overview().queues} == {
@@ -77,7 +77,7 @@ def test_backup_restores_contents_of_storage(taken: Metadata, store: BackupStore
 
 
 def test_verify_returns_metadata_of_valid_backup(taken: Metadata, store: BackupStore) -> None:
-    assert restoring.verify(store, taken.name) == taken
+    assert transfer.verify(store, taken.name) == taken
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -92,7 +92,7 @@ def test_flipped_bit_is_detected_in_every_file(
         path.write_bytes(damaged)
         target = MemoryStorage()
         with pytest.raises(BackupError, match=taken.name):
-            restoring.restore(store, taken.name, target)
+            transfer.restore(store, taken.name, target)
         assert target.snapshots.is_empty()
 
 
@@ -102,7 +102,7 @@ def test_truncated_backup_is_detected(taken: Metadata, store: BackupStore, folde
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * left) if isinstance(left, float) else left])
     with pytest.raises(BackupDamagedError, match="bytes, expected"):
-        restoring.verify(store, taken.name)
+        transfer.verify(store, taken.name)
 
 
 def test_later_format_is_rejected_with_version_that_reads_it(
@@ -112,7 +112,7 @@ def test_later_format_is_rejected_with_version_that_reads_it(
     document = json.loads(path.read_text()) | {"format": 2, "djqueue": "9.1"}
     path.write_text(json.dumps(document))
     with pytest.raises(BackupError, match=r"format 2, .* upgrade djqueue to 9\.1 or later"):
-        restoring.verify(store, taken.name)
+        transfer.verify(store, taken.name)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_full_disk_leaves_no_file(
 
     monkeypatch.setattr("djqueue.backup.archive.ArchiveWriter._write", full)
     with pytest.raises(OSError, match="No space left"):
-        taking.take(storage, store, clock)
+        transfer.take(storage, store, clock)
     assert names_in(folder) == []
 
 
@@ -174,9 +174,9 @@ def test_failed_save_leaves_no_file(
     files.fails_at = fails_at
     store = BackupStore(files)
     with pytest.raises(BackupError, match=f"the folder {folder} cannot be used: OSError.*Read-only"):
-        taking.take(storage, store, clock)
+        transfer.take(storage, store, clock)
     assert names_in(folder) == []
-    assert taking.take(storage, store, clock).name in store.names()
+    assert transfer.take(storage, store, clock).name in store.names()
 
 
 class Remote(InMemoryStorage):
@@ -189,9 +189,9 @@ class Remote(InMemoryStorage):
 
 def test_storage_without_paths_keeps_backups(storage: MemoryStorage, clock: AheadClock) -> None:
     store = BackupStore(Remote())
-    taken = taking.take(storage, store, clock)
+    taken = transfer.take(storage, store, clock)
     assert store.names() == [taken.name]
-    assert restoring.verify(store, taken.name) == taken
+    assert transfer.verify(store, taken.name) == taken
 
 
 def test_upload_stops_on_request(storage: MemoryStorage, clock: AheadClock) -> None:
@@ -205,12 +205,12 @@ def test_upload_stops_on_request(storage: MemoryStorage, clock: AheadClock) -> N
             raise BackupCancelledError
 
     checks_before_upload = 10**9
-    taking.take(storage, store, clock, Steps(check))
+    transfer.take(storage, store, clock, Steps(check))
     # The last four: two files, the announcement, and its upload.
     checks_before_upload, parts = parts - 5, 0
     known = store.names()
     with pytest.raises(BackupCancelledError):
-        taking.take(storage, store, clock, Steps(check))
+        transfer.take(storage, store, clock, Steps(check))
     assert store.names() == known
     assert store.leftovers() == {}
 
@@ -225,7 +225,7 @@ class Renaming(InMemoryStorage):
 def test_storage_that_renames_files_is_rejected(storage: MemoryStorage, clock: AheadClock) -> None:
     files = Renaming()
     with pytest.raises(BackupError, match="keeps the names of new files"):
-        taking.take(storage, BackupStore(files), clock)
+        transfer.take(storage, BackupStore(files), clock)
     assert files.listdir("") == ([], [])
 
 
@@ -236,8 +236,8 @@ def test_newest_backups_are_kept(storage: MemoryStorage, store: BackupStore, clo
     names = []
     for _ in range(5):
         clock.advance(1_000)
-        names.append(taking.take(storage, store, clock).name)
-    deleted = taking.prune(store, 2, names[-1], clock, is_alone=True)
+        names.append(transfer.take(storage, store, clock).name)
+    deleted = transfer.prune(store, 2, names[-1], clock, is_alone=True)
     assert store.names() == [names[4], names[3]]
     assert sorted(deleted) == names[:3]
 
@@ -246,21 +246,21 @@ def test_newest_backup_is_kept_after_clock_was_set_back(
     storage: MemoryStorage, store: BackupStore, clock: AheadClock
 ) -> None:
     clock.advance(86_400_000)
-    later = taking.take(storage, store, clock).name
+    later = transfer.take(storage, store, clock).name
     clock.advance(-86_400_000)
-    taken = taking.take(storage, store, clock).name
-    assert taking.prune(store, 1, taken, clock, is_alone=True) == [later]
+    taken = transfer.take(storage, store, clock).name
+    assert transfer.prune(store, 1, taken, clock, is_alone=True) == [later]
     assert store.names() == [taken]
 
 
 def test_leftovers_are_deleted_and_other_files_are_not(
     storage: MemoryStorage, store: BackupStore, folder: Path, clock: AheadClock
 ) -> None:
-    taken = taking.take(storage, store, clock).name
+    taken = transfer.take(storage, store, clock).name
     killed = "djqueue-20200101T000000000Z-0123abcd"
     for file in (f"{killed}.msgpack.gz", f"{killed}.xyz.partial", f"{killed}x", "notes.txt"):
         (folder / file).write_text("x")
-    taking.prune(store, 3, taken, clock, is_alone=True)
+    transfer.prune(store, 3, taken, clock, is_alone=True)
     kept = [taken + ending for ending in ENDINGS]
     assert names_in(folder) == sorted([*kept, f"{killed}x", "notes.txt"])
 
@@ -268,14 +268,14 @@ def test_leftovers_are_deleted_and_other_files_are_not(
 def test_recent_files_may_belong_to_another_process_without_lease(
     storage: MemoryStorage, store: BackupStore, folder: Path, clock: AheadClock
 ) -> None:
-    other = taking.take(storage, store, clock).name
+    other = transfer.take(storage, store, clock).name
     (folder / f"{other}.metadata.json").unlink()
     clock.advance(3_600_000)
-    taken = taking.take(storage, store, clock).name
-    taking.prune(store, 3, taken, clock, is_alone=False)
+    taken = transfer.take(storage, store, clock).name
+    transfer.prune(store, 3, taken, clock, is_alone=False)
     assert f"{other}.msgpack.gz" in names_in(folder)
     clock.advance(86_400_000)
-    taking.prune(store, 3, taken, clock, is_alone=False)
+    transfer.prune(store, 3, taken, clock, is_alone=False)
     assert f"{other}.msgpack.gz" not in names_in(folder)
 
 
@@ -286,15 +286,15 @@ def test_storage_that_is_not_empty_is_rejected(
     taken: Metadata, storage: MemoryStorage, store: BackupStore
 ) -> None:
     with pytest.raises(SnapshotTargetError, match="not empty"):
-        restoring.restore(store, taken.name, storage)
+        transfer.restore(store, taken.name, storage)
     f.enqueue(storage, queue="later")
-    restoring.restore(store, taken.name, storage, replace=True)
+    transfer.restore(store, taken.name, storage, replace=True)
     assert storage.queues.names() == ["emails", "invoices"]
 
 
 def test_restore_writes_nothing_if_caller_declines(taken: Metadata, store: BackupStore) -> None:
     target = MemoryStorage()
-    found = restoring.restore(store, taken.name, target, before=lambda _: False)
+    found = transfer.restore(store, taken.name, target, before=lambda _: False)
     assert found.written is None
     assert target.snapshots.is_empty()
 

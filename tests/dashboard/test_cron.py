@@ -11,7 +11,7 @@ from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard.views import schedules
 from djqueue.models import AuditEvent, CronJob, ScheduleSource
-from djqueue.operations.cron import job_id
+from djqueue.operations.cronjobs import job_id
 from djqueue.schedules import Schedule
 from tests.dashboard.acting import complete, fail
 from tests.dashboard.schedules import GOOD, Refuses

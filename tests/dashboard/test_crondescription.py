@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from djqueue.core.errors import OptionError
 from djqueue.dashboard.views.schedules import describe_cron
-from djqueue.schedules.lines import fields_of, read_line
+from djqueue.schedules.expressions import fields_of, read_line
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.dashboard import reading
 from djqueue.dashboard.reading import snapshots
-from djqueue.operations.mirroring import mirror_of
+from djqueue.operations.mirror import mirror_of
 from tests import servers
 from tests.dashboard.visiting import PAGES, address, logged_in, make_superuser
 

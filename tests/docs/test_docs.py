@@ -24,10 +24,10 @@ from django.utils.module_loading import import_string
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 import djqueue
-from djqueue import Backoff, Queue, Worker, checks, conf, jobchecks, signals
+from djqueue import Backoff, Queue, Worker, checks, conf, signals
 from djqueue.client import registry
 from djqueue.client.declarations import declared
-from djqueue.conf import BackupSettings, readers, sections
+from djqueue.conf import BackupSettings, readers
 from djqueue.contrib.metrics.collector import DEFINITIONS
 from djqueue.contrib.spark.options import BATCH, READ_OPTIONS, STREAM
 from djqueue.contrib.spark.pipeline.commands import parser as spark_parser
@@ -40,9 +40,8 @@ from djqueue.core.options import PARSERS, EnqueueOptions, parse_options
 from djqueue.core.permissions import Permissions
 from djqueue.core.policies import DeadLetterPolicy, QueuePolicy
 from djqueue.core.states import TRANSITIONS, State
-from djqueue.operations.health import CHECKS, STORAGE
-from djqueue.schedules import Schedule, parse_schedule
-from djqueue.schedules.words import PARSERS as SCHEDULE_WORDS
+from djqueue.operations.healthchecks import CHECKS, STORAGE
+from djqueue.schedules import SCHEDULE_PARSERS, Schedule, parse_schedule
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.redis import health, scripts
@@ -322,7 +321,7 @@ def known_keys(setting: str, value: object) -> set[str]:
     """The keys of a dict inside a setting, as far as it takes them: found by asking for each."""
     [problem] = conf.problems({setting: value})
     assert "unknown key '?'" in problem
-    words = set(re.findall(r'"([A-Z_]+)"', inspect.getsource(readers) + inspect.getsource(sections)))
+    words = set(re.findall(r'"([A-Z_]+)"', inspect.getsource(readers)))
     return {
         word
         for word in words
@@ -336,7 +335,7 @@ def renamed(setting: str, value: object, word: str) -> dict[str, object]:
 
 
 def test_table_of_system_checks_is_complete():
-    source = "".join(map(inspect.getsource, (checks, health, jobchecks, task_backend)))
+    source = "".join(map(inspect.getsource, (checks, health, task_backend)))
     defined = set(re.findall(r'"(djqueue\.[EIW]\d+)"', source))
 
     assert first_cells("settings.md", "checks") == sorted(defined)
@@ -547,6 +546,6 @@ def test_documentation_builds_without_warnings(tmp_path):
 def test_table_of_schedules_is_complete():
     rows = table("schedules.md", "schedules")
 
-    assert [row[0] for row in rows] == list(SCHEDULE_WORDS)
+    assert [row[0] for row in rows] == list(SCHEDULE_PARSERS)
     given = {row[0]: eval(row[1]) for row in rows}
     assert parse_schedule({**given, "cron": "@daily"}) == Schedule(cron="@daily")

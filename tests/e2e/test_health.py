@@ -47,9 +47,9 @@ def hold():
 
 CHECK = """
 from djqueue.conf import get_settings
-from djqueue.health import document
-from djqueue.operations.healthrun import HealthRun
-answer = document(HealthRun(get_settings().health).report())
+
+from djqueue.operations.healthchecks import HealthRun
+answer = HealthRun(get_settings().health).report().document()
 """
 SHORT_SILENCE = "from djqueue.core import workers; workers.SILENT = 2_000; answer = None"
 """Lets the checks count a worker as silent after four heartbeats, instead of 15 seconds."""

@@ -19,7 +19,7 @@ from djqueue.core.errors import DjqueueError
 from djqueue.core.policies import QueuePolicy
 from djqueue.dashboard.views.scheduleform import ScheduleForm
 from djqueue.models import CronJob
-from djqueue.schedules.lines import next_run
+from djqueue.schedules.expressions import next_run
 from djqueue.schedules.schedule import Schedule
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage

@@ -14,7 +14,7 @@ from djqueue.client import get_storage
 from djqueue.conf import HealthSettings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.operations import doctor, health, healthrun
+from djqueue.operations import doctor, healthchecks
 from djqueue.storage.base import Storage
 from djqueue.testing import factories as f
 from tests.dashboard.visiting import ALL_RIGHTS, logged_in, one_with
@@ -26,14 +26,14 @@ AT_ONCE = HealthSettings(max_wait=0, lease_grace=0, timeout=60_000)
 
 @pytest.fixture(autouse=True)
 def _fresh_monitor() -> Iterator[None]:
-    healthrun.monitor.forget()
+    healthchecks.monitor.forget()
     yield
-    healthrun.monitor.forget()
+    healthchecks.monitor.forget()
 
 
 def failed(bounds: HealthSettings = AT_ONCE) -> list[str]:
     """Return the names of the failed checks."""
-    report = healthrun.HealthRun(bounds).report()
+    report = healthchecks.HealthRun(bounds).report()
     assert all(check.status != "unknown" for check in report.checks), report
     return [check.name for check in report.checks if check.status == "failed"]
 
@@ -139,9 +139,9 @@ def test_unreachable_storage_fails_its_check_and_leaves_the_others_unknown(
         raise StorageUnavailableError("connection refused")
 
     monkeypatch.setattr(storage.reads, "overview", unreachable)
-    report = healthrun.HealthRun(AT_ONCE).report()
+    report = healthchecks.HealthRun(AT_ONCE).report()
 
-    assert [check.status for check in report.checks] == ["failed", *["unknown"] * len(health.CHECKS)]
+    assert [check.status for check in report.checks] == ["failed", *["unknown"] * len(healthchecks.CHECKS)]
     assert "connection refused" in report.findings[0].text
     assert failed_after_recovery(monkeypatch) == []
 
@@ -190,7 +190,7 @@ def test_health_url_shows_only_check_names_to_the_public(storage: Storage, setti
     settings.DJQUEUE = {**settings.DJQUEUE, "HEALTH": {"MAX_WAIT": 0.001, "TIMEOUT": 60}}
     assert Client().get("/health/").json()["status"] == "ok"
     enqueue_and_wait_a_moment("secret-queue", "secret.job")
-    healthrun.monitor.forget()
+    healthchecks.monitor.forget()
     response = Client().get("/health/")
 
     assert response.status_code == 503
@@ -198,7 +198,8 @@ def test_health_url_shows_only_check_names_to_the_public(storage: Storage, setti
     assert response.json() == {
         "status": "failed",
         "checks": {
-            name: "failed" if name == "workers" else "ok" for name in (health.STORAGE, *health.CHECKS)
+            name: "failed" if name == "workers" else "ok"
+            for name in (healthchecks.STORAGE, *healthchecks.CHECKS)
         },
     }
     assert b"secret" not in response.content

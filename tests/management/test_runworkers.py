@@ -13,6 +13,7 @@ from djqueue import Queue, StorageUnavailableError, Worker, job
 from djqueue.client import get_storage, registry
 from djqueue.client.storages import close_storage
 from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.management import processes
 from djqueue.management.commands import runworkers
 from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.memory import MemoryStorage
@@ -201,7 +202,7 @@ def test_only_the_process_that_does_not_join_becomes_the_scheduler(monkeypatch):
         def connect(self):
             starts.append(self.capabilities.scheduler.starts_here)
 
-    monkeypatch.setattr(runworkers, "get_storage", WithScheduler)
+    monkeypatch.setattr(processes, "get_storage", WithScheduler)
     run("--join")
     run()
 
@@ -234,7 +235,7 @@ def test_replaced_scheduler_exits_with_an_error(monkeypatch):
             return super().finish(outcomes, then)
 
     storage = WithScheduler()
-    monkeypatch.setattr(runworkers, "get_storage", lambda: storage)
+    monkeypatch.setattr(processes, "get_storage", lambda: storage)
 
     def replace():
         assert started.wait(PATIENCE)

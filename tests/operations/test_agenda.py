@@ -12,8 +12,9 @@ from djqueue.client import registry
 from djqueue.client.declarations import declared
 from djqueue.client.storages import close_storage
 from djqueue.management.commands import djqueue, runworkers
+from djqueue.management.subcommands import schedules
 from djqueue.models import CronJob
-from djqueue.operations import agenda
+from djqueue.operations import cronjobs
 from djqueue.testing.clock import FakeClock
 
 NOON = datetime(2026, 3, 28, 12, tzinfo=UTC)
@@ -25,7 +26,9 @@ def fresh(settings: Any, tables: None, monkeypatch: pytest.MonkeyPatch) -> Any:
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
     monkeypatch.setattr(declared, "_entries", {})
     monkeypatch.setattr(registry, "_types", {})
-    monkeypatch.setattr(agenda, "SYSTEM_CLOCK", FakeClock(now=int(NOON.timestamp() * 1_000)))
+    clock = FakeClock(now=int(NOON.timestamp() * 1_000))
+    for module in (cronjobs, schedules):
+        monkeypatch.setattr(module, "SYSTEM_CLOCK", clock)
     yield
     close_storage()
 
@@ -112,7 +115,7 @@ def test_empty_list_of_schedules_is_reported() -> None:
 def test_undeclared_schedules_are_listed() -> None:
     job(name="report", cron="@daily")(report)
 
-    assert run() == [f"report: {agenda.UNSEEN}"]
+    assert run() == [f"report: {schedules.UNSEEN}"]
 
 
 @pytest.mark.parametrize("storage", ["memory.MemoryStorage", "database.DatabaseStorage"])
@@ -126,7 +129,7 @@ def test_runworkers_declares_schedules_before_its_first_claim(
         seen.extend(CronJob.objects.values_list("name", "source"))
 
     job(name="report", cron="@daily")(report)
-    monkeypatch.setattr("djqueue.management.commands.runworkers.serve", note)
+    monkeypatch.setattr("djqueue.management.processes.serve", note)
 
     call_command(runworkers.Command(), "--until-empty", stdout=StringIO(), stderr=StringIO())
 

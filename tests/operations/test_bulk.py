@@ -9,7 +9,7 @@ from djqueue.core.states import State
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
 from djqueue.operations.bulk import Bulk, Selection
-from djqueue.operations.bulking import bulking
+from djqueue.operations.sweeps import bulking
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import a_failed_job, an_active_job, enqueue, lease_of

@@ -86,7 +86,7 @@ def test_counts_of_resync_and_restore_can_be_json(configured, tables):
 
 
 def test_resync_reports_progress_on_standard_error(configured, tables, monkeypatch):
-    monkeypatch.setattr("djqueue.management.verbs.mirrored.PROGRESS_EVERY", 1_000)
+    monkeypatch.setattr("djqueue.management.subcommands.operations.PROGRESS_EVERY", 1_000)
     for _ in range(3):
         f.enqueue_many(configured, 1_000)
 

@@ -10,7 +10,7 @@ from djqueue.client import registry
 from djqueue.client.declarations import declared
 from djqueue.core.units import to_datetime
 from djqueue.models import CronJob
-from djqueue.operations.declaring import declare
+from djqueue.operations.cronjobs import declare
 from djqueue.operations.firing import Firing
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock

@@ -26,8 +26,8 @@ from djqueue.core.errors import QueueFullError, StorageUnavailableError
 from djqueue.core.job import Batch, Claimed, EnqueueResult, Incident, Outcome
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
-from djqueue.operations.cron import KEPT
-from djqueue.operations.firing import DEAD, GRACE, SURE, Firing
+from djqueue.operations.cronjobs import KEPT
+from djqueue.operations.firing import DEAD_TAKEOVER_AFTER, IDS_KNOWN_FOR, TAKEOVER_AFTER, Firing
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.memory import MemoryStorage
@@ -305,7 +305,7 @@ def test_slot_is_enqueued_once_if_the_scheduler_dies_before_recording(
     following = another(storage, clock)
     goes_to(following, clock, FIRST + MINUTE)
     assert times(row) == (0, None, FIRST)  # somebody is at it, it seems
-    goes_to(following, clock, FIRST + GRACE)
+    goes_to(following, clock, FIRST + TAKEOVER_AFTER)
 
     assert counts(storage) == before
     assert times(row) == (1, FIRST, FIRST + EVERY)
@@ -319,7 +319,7 @@ def test_slot_is_enqueued_by_the_next_scheduler_if_one_dies_before_enqueue(
     goes_to_its_death(firing, clock, FIRST, monkeypatch, "_send")
     assert ids(storage) == []
 
-    goes_to(another(storage, clock), clock, FIRST + GRACE)
+    goes_to(another(storage, clock), clock, FIRST + TAKEOVER_AFTER)
 
     assert ids(storage) == [f"cron:mine:{FIRST}"]
     assert times(row) == (1, FIRST, FIRST + EVERY)
@@ -338,7 +338,7 @@ def test_slot_with_an_unknown_outcome_is_not_enqueued_again(
     finish(storage, completing(claimed))
     storage.jobs.remove(claimed.queue, [claimed.id])  # its time is over
 
-    goes_to(another(storage, clock), clock, FIRST + SURE + 1)
+    goes_to(another(storage, clock), clock, FIRST + IDS_KNOWN_FOR + 1)
 
     assert ids(storage) == []
     assert times(row)[:2] == (0, None)
@@ -577,7 +577,7 @@ def test_slow_middleware_does_not_enqueue_a_slot_twice(
 
     def another_goes_on() -> None:
         monkeypatch.setattr(gate, "late", staticmethod(lambda: None))
-        goes_to(another(storage, clock), clock, FIRST + GRACE)
+        goes_to(another(storage, clock), clock, FIRST + TAKEOVER_AFTER)
         finish(storage, *map(failing, claimed_jobs(storage)))  # ids that may be enqueued again
 
     monkeypatch.setattr(gate, "late", staticmethod(another_goes_on))
@@ -595,9 +595,9 @@ def test_each_slot_is_signaled_as_one_enqueue(
     with told_of(storage) as told:
         if died:
             goes_to_its_death(firing, clock, FIRST, monkeypatch, "_finish")
-            goes_to(another(storage, clock), clock, FIRST + GRACE)
+            goes_to(another(storage, clock), clock, FIRST + TAKEOVER_AFTER)
         for _ in range(2):
-            goes_to(firing, clock, FIRST + GRACE)
+            goes_to(firing, clock, FIRST + TAKEOVER_AFTER)
 
     assert told == [("job_enqueued", f"cron:mine:{FIRST}"), ("schedule_fired", f"cron:mine:{FIRST}")]
 
@@ -651,10 +651,10 @@ def test_slot_of_a_dead_process_is_taken_over_soon(
 ) -> None:
     row = a_cron_job(next_run_at=to_datetime(FIRST))
     begun_by(row, f"{gone}@{host_name()}")
-    goes_to(firing, clock, FIRST + DEAD - 1)
+    goes_to(firing, clock, FIRST + DEAD_TAKEOVER_AFTER - 1)
     assert times(row) == (0, None, FIRST)  # what it has sent may be on its way
 
-    goes_to(firing, clock, FIRST + DEAD)
+    goes_to(firing, clock, FIRST + DEAD_TAKEOVER_AFTER)
 
     assert times(row) == (1, FIRST, FIRST + EVERY)
     assert ids(storage) == [f"cron:mine:{FIRST}"]
@@ -667,7 +667,7 @@ def test_process_with_a_reused_id_is_not_mistaken_for_a_dead_one(
     row = a_cron_job(next_run_at=to_datetime(FIRST))
     begun_by(row, f"{os.getpid()}@{host_name()}@1")
 
-    goes_to(firing, clock, FIRST + DEAD)
+    goes_to(firing, clock, FIRST + DEAD_TAKEOVER_AFTER)
 
     assert times(row) == (1, FIRST, FIRST + EVERY)
 
@@ -680,10 +680,10 @@ def test_process_on_another_machine_is_not_assumed_dead(
     host = {"elsewhere": "elsewhere/12345678/pid:[1]", "rebooted": f"{host_name()}0"}.get(where)
     row = a_cron_job(next_run_at=to_datetime(FIRST))
     begun_by(row, where if host is None else f"{gone}@{host}")
-    goes_to(firing, clock, FIRST + GRACE - 1)
+    goes_to(firing, clock, FIRST + TAKEOVER_AFTER - 1)
     assert times(row) == (0, None, FIRST)
 
-    goes_to(firing, clock, FIRST + GRACE)
+    goes_to(firing, clock, FIRST + TAKEOVER_AFTER)
     assert times(row) == (1, FIRST, FIRST + EVERY)
 
 
@@ -693,10 +693,10 @@ def test_suspended_process_keeps_its_slot(storage: Storage, firing: Firing, cloc
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         process.send_signal(signal.SIGSTOP)
         begun_by(row, f"{process.pid}@{host_name()}")
-        goes_to(firing, clock, FIRST + GRACE - 1)
+        goes_to(firing, clock, FIRST + TAKEOVER_AFTER - 1)
         assert times(row) == (0, None, FIRST)
         process.kill()
-    goes_to(firing, clock, FIRST + GRACE - 1)
+    goes_to(firing, clock, FIRST + TAKEOVER_AFTER - 1)
 
     assert times(row) == (1, FIRST, FIRST + EVERY)
 
@@ -709,7 +709,7 @@ def test_row_records_the_process_that_fires_it(
     row.refresh_from_db()
     assert row.firing_by == f"{os.getpid()}@{host_name()}{start_mark(os.getpid())}"
 
-    goes_to(another(storage, clock), clock, FIRST + GRACE)
+    goes_to(another(storage, clock), clock, FIRST + TAKEOVER_AFTER)
     row.refresh_from_db()
     assert (row.firing_at, row.firing_by) == (None, "")
 
@@ -720,7 +720,7 @@ def test_slot_taken_over_is_not_counted_as_missed(
     row = a_cron_job(missed="skip", next_run_at=to_datetime(FIRST))
     goes_to_its_death(firing, clock, FIRST, monkeypatch, "_finish")
 
-    goes_to(another(storage, clock), clock, FIRST + GRACE)
+    goes_to(another(storage, clock), clock, FIRST + TAKEOVER_AFTER)
 
     assert ids(storage) == [f"cron:mine:{FIRST}"]
     assert times(row) == (1, FIRST, FIRST + EVERY)
@@ -785,7 +785,7 @@ def test_crashing_schedulers_neither_lose_nor_duplicate_slots(
                 future.result()
             clock.advance(20_000)
     for _ in range(2):
-        goes_to(another(storage, clock), clock, clock.now() + GRACE)
+        goes_to(another(storage, clock), clock, clock.now() + TAKEOVER_AFTER)
 
     found = ids(storage)
     for row in rows:

@@ -9,7 +9,7 @@ from django.db.models import QuerySet
 from djqueue import models
 from djqueue.core.states import State
 from djqueue.operations import mirror as mirroring
-from djqueue.operations import tables
+from djqueue.operations import mirrortables
 from djqueue.testing import factories as f
 from tests.admin.factories import make_job
 from tests.operations.looking import copy_all
@@ -81,7 +81,7 @@ def test_starting_mirror_removes_surplus_rows_of_another(make_storage, make_mirr
 
 
 def test_large_surplus_of_rows_is_removed_in_steps(bounded, make_mirror, clock, monkeypatch):
-    monkeypatch.setattr(tables, "PAGE", 10)
+    monkeypatch.setattr(mirrortables, "PAGE", 10)
     monkeypatch.setattr(mirroring, "STEPS", 3)
     f.enqueue_many(bounded, 100)
     f.finish(bounded, *map(f.completing, f.claim(bounded, 100)))

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from djqueue.operations.pace import BUSY, FULL, LOOK_EVERY, SUSPECT, BusyPause
+from djqueue.operations.throttle import BUSY, FULL, LOOK_EVERY, SUSPECT, BusyPause
 from djqueue.storage.redis.changes import Backlog
 
 LENGTH, MAX_LAG = 9_000, 10_000

@@ -22,6 +22,7 @@ from djqueue.core.options import JobOptions
 from djqueue.core.states import State
 from djqueue.core.units import to_milliseconds
 from djqueue.management.commands import runworkers
+from djqueue.management.processes import WorkerRunner
 from djqueue.models import OutboxJob
 from djqueue.operations.relay import Relay, relay_of, relaying
 from djqueue.storage import outbox as outbox_table
@@ -494,7 +495,7 @@ def test_runworkers_relays_the_outbox(tables, redis_url, settings, monkeypatch):
             result = Queue("emails").enqueue(1)
         found.append(eventually(lambda: Queue("emails").get_job(result.id)))
 
-    monkeypatch.setattr(runworkers.Command, "_serve", serve)
+    monkeypatch.setattr(WorkerRunner, "_serve", serve)
     call_command(runworkers.Command(), verbosity=0)
 
     assert found

@@ -9,7 +9,7 @@ from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
 from djqueue.core.policies import GroupLimit, Rate
 from djqueue.core.states import State
-from djqueue.operations.restore import Restoration, RestoreCounts
+from djqueue.operations.mirrorrestore import Restoration, RestoreCounts
 from djqueue.testing import factories as f
 from djqueue.testing.draining import drain
 

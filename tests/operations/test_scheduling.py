@@ -12,7 +12,7 @@ from djqueue import Queue, Worker, models
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.units import to_datetime
 from djqueue.operations.firing import Firing
-from djqueue.operations.scheduling import firing_of, scheduling
+from djqueue.operations.sweeps import firing_of, scheduling
 from djqueue.storage.base import Storage
 from djqueue.storage.chores import chores_of
 from djqueue.storage.database import DatabaseStorage
@@ -134,7 +134,7 @@ def test_missing_schedule_tables_are_not_logged(
 ) -> None:
     caplog.set_level(logging.INFO)
     firing = BrokenFiring(OperationalError("no such table: djqueue_cron_job"))
-    monkeypatch.setattr("djqueue.operations.scheduling.firing_of", lambda _: firing)
+    monkeypatch.setattr("djqueue.operations.sweeps.firing_of", lambda _: firing)
     look = scheduling(MemoryStorage())
     look()
     look()
@@ -152,7 +152,7 @@ def test_missing_schedule_tables_are_not_logged(
 
 def test_unavailable_storage_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     firing = BrokenFiring(StorageUnavailableError("away"))
-    monkeypatch.setattr("djqueue.operations.scheduling.firing_of", lambda _: firing)
+    monkeypatch.setattr("djqueue.operations.sweeps.firing_of", lambda _: firing)
     with pytest.raises(StorageUnavailableError):
         scheduling(MemoryStorage())()
 

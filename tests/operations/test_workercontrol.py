@@ -14,7 +14,7 @@ from djqueue.client import get_storage
 from djqueue.client.storages import close_storage
 from djqueue.core.workers import ProcessInfo, RunningJob
 from djqueue.management.commands import djqueue
-from djqueue.operations import workercontrol
+from djqueue.management.subcommands import workers
 from djqueue.testing.factories import worker
 from tests.support import PATIENCE
 
@@ -102,7 +102,7 @@ def test_unknown_stopping_or_silent_worker_is_an_error(storage, monkeypatch):
     storage.workers.register(worker("w1", state="stopping"))
     with pytest.raises(CommandError, match="is already stopping"):
         run("--stop", "w1")
-    monkeypatch.setattr(workercontrol, "PATIENCE", 1)
+    monkeypatch.setattr(workers, "PATIENCE", 1)
     with pytest.raises(CommandError, match="did not answer in time"):
         run("--dump", "w1")
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djqueue.core.units import to_datetime, to_milliseconds
-from djqueue.schedules.lines import next_run
+from djqueue.schedules.expressions import next_run
 
 MINUTE = timedelta(minutes=1)
 CHANGES = {

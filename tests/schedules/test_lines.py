@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from djqueue.core.errors import OptionError
 from djqueue.core.units import to_datetime, to_milliseconds
-from djqueue.schedules.lines import ALIASES, check_expression, next_run
+from djqueue.schedules.expressions import ALIASES, check_expression, next_run
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

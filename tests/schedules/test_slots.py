@@ -14,7 +14,7 @@ from djqueue.core.errors import OptionError
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.schedules import Schedule
 from djqueue.schedules.blackouts import parse_blackouts
-from djqueue.schedules.plan import AT_ONCE, LATE, plan
+from djqueue.schedules.schedule import AT_ONCE, LATE, plan
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE

@@ -198,7 +198,7 @@ def unchanged(name: str, given: Any, samples: int) -> None:
 
     from djqueue import Queue
     from djqueue.dashboard.reading import snapshots
-    from djqueue.operations.mirroring import is_mirrored, mirror_of
+    from djqueue.operations.mirror import is_mirrored, mirror_of
 
     storage, record = given
     seed(storage, record, 0, FEW)

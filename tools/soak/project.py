@@ -172,7 +172,7 @@ import django
 
 django.setup()
 from djqueue import Worker
-from djqueue.operations.scheduling import __name__ as _
+from djqueue.operations.sweeps import __name__ as _
 from producer import produce
 from report import report
 

@@ -13,7 +13,7 @@ from djqueue.core.errors import OptionError
 from djqueue.core.options import PARSERS
 from djqueue.core.permissions import Permissions
 from djqueue.core.suggest import nearest, nearest_option
-from djqueue.schedules import words
+from djqueue.schedules import SCHEDULE_PARSERS
 
 from .compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
@@ -55,7 +55,7 @@ PER_ENQUEUE = (
     "headers",
 )
 """Options that both the decorator and `using` accept."""
-PER_TASK = tuple(sorted((ONLY_JOB - {"name"}) | words.PARSERS.keys()))
+PER_TASK = tuple(sorted((ONLY_JOB - {"name"}) | SCHEDULE_PARSERS.keys()))
 """Options that only the decorator accepts: executor, permissions and schedules."""
 DEFAULTS: dict[str, Any] = {"max_attempts": 1, "result_ttl": 86_400}
 """Default options of tasks: results are kept for a day, and as with the backends of Django, a task that fails

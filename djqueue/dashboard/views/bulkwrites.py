@@ -20,7 +20,7 @@ from djqueue.dashboard.reading import snapshots
 from djqueue.dashboard.site import Crumb, DashboardSite, Pages
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
-from djqueue.operations.mirroring import is_mirrored
+from djqueue.operations.mirror import is_mirrored
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, BulkWriteReport, QueueShare
 

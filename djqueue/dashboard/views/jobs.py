@@ -25,7 +25,7 @@ from djqueue.dashboard.views import deadletters
 from djqueue.dashboard.views.job import OFFERS, Offer
 from djqueue.models import BulkKind, Job, JobState
 from djqueue.operations import bulk
-from djqueue.operations.mirroring import is_mirrored
+from djqueue.operations.mirror import is_mirrored
 from djqueue.storage.tables import leaderlease
 
 pages = Pages()

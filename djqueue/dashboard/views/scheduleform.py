@@ -19,7 +19,7 @@ from djqueue.dashboard.site import Crumb, DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of
 from djqueue.dashboard.views import schedules
 from djqueue.models import CronJob, ScheduleSource
-from djqueue.operations.agenda import shown
+from djqueue.operations.cronjobs import shown
 
 pages = Pages()
 

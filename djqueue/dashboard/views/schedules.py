@@ -30,10 +30,9 @@ from djqueue.dashboard.reading import CachedRead, snapshots
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import CronJob, JobState, ScheduleSource
-from djqueue.operations.agenda import next_runs
-from djqueue.operations.cron import batch_of, job_id, options_of
+from djqueue.operations.cronjobs import batch_of, job_id, next_runs, options_of
 from djqueue.schedules import Schedule
-from djqueue.schedules.lines import LAST_DAY, LAST_WORKDAY, Fields, fields_of
+from djqueue.schedules.expressions import LAST_DAY, LAST_WORKDAY, Fields, fields_of
 
 logger = logging.getLogger("djqueue.cron")
 pages = Pages()

@@ -10,29 +10,16 @@ from django.db import Error
 from djqueue.client import get_storage
 from djqueue.core.errors import ArgumentsError, DjqueueError, OptionError
 from djqueue.core.messages import in_one_line
-from djqueue.management.verbs import (
-    annotations,
-    backup,
-    changes,
-    controls,
-    cron,
-    dead,
-    health,
-    jobs,
-    mirrored,
-    stats,
-    upgrade,
-    workers,
-)
-from djqueue.management.verbs.base import Output, Verbs
+from djqueue.management.subcommands import backup, deadletters, jobs, operations, queues, schedules, workers
+from djqueue.management.subcommands.base import Output, Subcommands
 from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 
 HELP = "Manage the jobs, schedules and workers of this project."
-GROUPS = (stats, jobs, changes, controls, dead, cron, workers, annotations, backup, upgrade, mirrored, health)
-"""Modules with verbs, in the order of the help."""
+MODULES = (queues, jobs, deadletters, schedules, workers, backup, operations)
+"""Modules with subcommands, in the order of the help."""
 TABLES_ONLY = frozenset({"cron", "schedules", "mark", "backup", "doctor", "upgrade"})
-"""Verbs that need no jobs of the storage, or check its kind themselves."""
+"""Subcommands that need no jobs of the storage, or check its kind themselves."""
 
 
 class Command(BaseCommand):
@@ -43,10 +30,10 @@ class Command(BaseCommand):
     """Set by Django if the command is a process of its own, and not a call in Python."""
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        """Add a subcommand for each verb."""
-        verbs = Verbs(parser.add_subparsers(dest="action", metavar="ACTION", required=True))
-        for group in GROUPS:
-            group.add(verbs)
+        """Add the subcommands."""
+        subcommands = Subcommands(parser.add_subparsers(dest="action", metavar="ACTION", required=True))
+        for module in MODULES:
+            module.add(subcommands)
 
     def execute(self, *args: Any, **options: Any) -> str | None:
         """Run the command.
@@ -65,7 +52,7 @@ class Command(BaseCommand):
             ) from error
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run one verb."""
+        """Run one subcommand."""
         output = Output(self.stdout, self.stderr, as_json=options.get("json", False))
         try:
             if self._called_from_command_line and options["action"] not in TABLES_ONLY:

@@ -7,8 +7,8 @@ import pytest
 from djqueue.conf import HealthSettings
 from djqueue.core.errors import OptionError, RestoreInProgressError, SnapshotTargetError
 from djqueue.core.states import State
-from djqueue.operations import health
-from djqueue.operations.healthrun import HealthRun
+from djqueue.operations import healthchecks
+from djqueue.operations.healthchecks import HealthRun
 from djqueue.storage.redis import restore
 from djqueue.storage.snapshots import SCHEDULE, Part
 from djqueue.storage.tables.schedules import TableSchedules
@@ -141,8 +141,8 @@ def test_killed_restore_fails_the_health_check(place, monkeypatch):
             assert not other.snapshots.was_interrupted()
         # The lock of a killed process expires.
     assert other.snapshots.was_interrupted()
-    monkeypatch.setattr(health, "get_storage", lambda: other)
-    monkeypatch.setattr(health, "is_mirrored", lambda _: False)  # The mirror needs a database.
+    monkeypatch.setattr(healthchecks, "get_storage", lambda: other)
+    monkeypatch.setattr(healthchecks, "is_mirrored", lambda _: False)  # The mirror needs a database.
     report = HealthRun(HealthSettings()).report()
     failed = {check.name: check for check in report.checks if check.status == "failed"}
     assert list(failed) == ["restore"], failed

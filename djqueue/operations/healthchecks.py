@@ -1,0 +1,446 @@
+"""Health checks: whether the storage answers, and whether jobs that are due are being run.
+
+Each check has a stable name and returns findings, which say what is wrong and how to fix it. The URL, the
+command line and the doctor share these checks. `HealthRun` runs them within a time limit, whatever hangs.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from shlex import quote
+from threading import Event, Lock, Thread
+from typing import Any, Literal, NamedTuple
+
+from django.db import Error, connections, router
+
+from djqueue import models
+from djqueue.client import get_storage
+from djqueue.conf import HealthSettings
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.deadlines import within
+from djqueue.core.errors import ConfigurationError, DjqueueError
+from djqueue.core.explain import MEANINGS
+from djqueue.core.messages import in_one_line, numbered
+from djqueue.core.metrics import MINUTE
+from djqueue.core.overview import Finding, Overview, QueueOverview
+from djqueue.core.states import State
+from djqueue.core.threads import after_fork
+from djqueue.core.workers import WorkerInfo, claiming, unhandled, unserved
+from djqueue.storage.base import Storage
+from djqueue.storage.tables.leaderlease import NAME as MIRROR_LEASE
+from djqueue.storage.tables.staleleases import stale_holder
+
+from .mirror import is_mirrored
+
+logger = logging.getLogger("djqueue.health")
+
+EXAMINED = 20
+"""Maximum waiting jobs of a queue of which is asked why they do not run."""
+NAMED = 20
+"""Maximum queues that a finding names."""
+FRESH = 1_000
+"""Milliseconds for which a monitor answers with the last report."""
+START_WORKERS = "Start workers with `manage.py runworkers`, or see why they stopped."
+NO_ANSWER = (
+    "Check that its server is running and can be reached from this machine, that `manage.py migrate` has "
+    "been run, and the setting STORAGE."
+)
+WRONG_SETTING = "Correct the setting. `manage.py djqueue doctor` looks at all of them."
+
+
+Status = Literal["ok", "failed", "unknown"]
+
+
+class HealthFacts(NamedTuple):
+    """The state of the storage that the checks judge."""
+
+    storage: Storage
+    overview: Overview
+    workers: Sequence[WorkerInfo]
+    """Workers that are live and claim jobs."""
+    bounds: HealthSettings
+
+    @property
+    def at(self) -> int:
+        """The storage's time, in UTC milliseconds."""
+        return self.overview.at
+
+    def overdue(self) -> list[QueueOverview]:
+        """Return the queues that are not paused and have had a job due for longer than the bound."""
+        return [queue for queue in self.overview.queues if self.is_overdue(queue)]
+
+    def is_overdue(self, queue: QueueOverview) -> bool:
+        """Return whether a queue is not paused and has had a job due for longer than the bound."""
+        due = [at for at in _times(queue) if at <= self.at]
+        return bool(due) and not queue.paused and self.waited(queue) >= self.bounds.max_wait
+
+    def waited(self, queue: QueueOverview) -> int:
+        """Return the milliseconds for which the oldest claimable or due job of a queue has waited."""
+        return max((self.at - at for at in _times(queue)), default=0)
+
+
+def _times(queue: QueueOverview) -> list[int]:
+    # Without a process that sweeps, a delayed job stays delayed when it is due.
+    return [at for at in (queue.oldest_at, queue.due_at) if at is not None]
+
+
+def read_facts(bounds: HealthSettings) -> HealthFacts:
+    """Read the state of the storage. Raises DjqueueError or django.db.Error if the storage can't be used."""
+    storage = get_storage()
+    with within(bounds.timeout / 1_000):
+        overview = storage.reads.overview()
+    workers = claiming(storage.workers.all(), overview.at)
+    return HealthFacts(storage, overview, workers, bounds)
+
+
+def unreachable(check: str, error: Exception) -> Finding:
+    """Return the finding about a storage that can't be used by a check."""
+    return Finding(
+        f"health.{check}",
+        "error",
+        f"the storage cannot be used: {in_one_line(error)}",
+        WRONG_SETTING if isinstance(error, ConfigurationError) else NO_ANSWER,
+    )
+
+
+def check_mirror(facts: HealthFacts) -> Iterator[Finding]:
+    """Find a mirror of Redis whose process was killed or hangs, without a successor."""
+    if not is_mirrored(facts.storage):
+        return
+    alias = router.db_for_write(models.Job)
+    holder = stale_holder(alias, MIRROR_LEASE, facts.at - facts.bounds.lease_grace)
+    if holder is not None:
+        yield Finding(
+            "health.mirror",
+            "error",
+            f"the process that mirrors Redis ({holder.describe()}) has let its lease expire, and no process "
+            "has taken over",
+            START_WORKERS,
+        )
+
+
+def check_workers(facts: HealthFacts) -> Iterator[Finding]:
+    """Find queues with jobs that are due and without a live worker."""
+    overdue = facts.overdue()
+    # A queue whose only jobs are due delayed ones has no waiting job yet.
+    waiting = [
+        queue._replace(counts={**queue.counts, State.WAITING: queue.counts.get(State.WAITING, 0) or 1})
+        for queue in overdue
+    ]
+    if without_worker := unserved(waiting, facts.workers):
+        names = quote(",".join(queue.name for queue in without_worker[:NAMED]))
+        yield Finding(
+            "health.workers",
+            "error",
+            f"no live worker serves {with_ages(facts, without_worker)}",
+            f"Start a worker with `manage.py runworkers --queues {names}`, or resume a quiet one.",
+        )
+
+
+def check_handlers(facts: HealthFacts) -> Iterator[Finding]:
+    """Find waiting jobs whose name no live worker of their queue knows."""
+    if without_handler := unhandled(facts.overdue(), facts.workers):
+        jobs = [
+            f"{numbered(one.jobs, 'waiting job')} {one.name!r} of queue {one.queue!r}"
+            for one in without_handler
+        ]
+        yield Finding(
+            "health.handlers",
+            "error",
+            f"no live worker has a handler for {listed(jobs)}",
+            "Deploy the code that defines the job to the workers of the queue and restart them, or move or "
+            "cancel the jobs.",
+        )
+
+
+def check_claims(facts: HealthFacts) -> Iterator[Finding]:
+    """Find queues whose jobs are due and could run in a free slot of a worker, but are not claimed."""
+    idle = [one for one in facts.overdue() if not _was_claimed(facts, one) and _is_claimable(facts, one)]
+    if idle:
+        yield Finding(
+            "health.claims",
+            "error",
+            f"for {_seconds(facts.bounds.max_wait)}, no job has been claimed, although workers have free "
+            f"slots, from {with_ages(facts, idle)}",
+            "Look at the log of a worker, and at its threads with `manage.py djqueue workers`; then "
+            "restart the workers.",
+        )
+
+
+def check_leases(facts: HealthFacts) -> Iterator[Finding]:
+    """Find active jobs whose lease has expired and that no process takes back."""
+    if stale := facts.storage.reads.stale_leases(facts.bounds.lease_grace):
+        jobs = [f"{numbered(count, 'active job')} of queue {queue!r}" for queue, count in stale.items()]
+        yield Finding(
+            "health.leases",
+            "error",
+            f"no process sweeps: leases expired more than {_seconds(facts.bounds.lease_grace)} ago, of "
+            f"{listed(jobs)}",
+            f"{START_WORKERS} A worker or the scheduler takes such jobs back within seconds.",
+        )
+
+
+def check_restore(facts: HealthFacts) -> Iterator[Finding]:
+    """Find a restore whose process was killed, and that left the storage closed to workers and producers."""
+    if facts.storage.snapshots.was_interrupted():
+        yield Finding(
+            "health.restore",
+            "error",
+            "a restore was interrupted, and the storage accepts no jobs and runs none until it has ended",
+            "Run `manage.py djqueue backup restore --latest --force` again, or with the name of the backup. "
+            "If the restore had begun to replace the jobs, this completes it first.",
+        )
+
+
+Check = Callable[[HealthFacts], Iterator[Finding]]
+
+STORAGE = "storage"
+"""Name of the first check: whether the storage answers."""
+CHECKS: dict[str, Check] = {
+    "mirror": check_mirror,
+    "workers": check_workers,
+    "handlers": check_handlers,
+    "claims": check_claims,
+    "leases": check_leases,
+    "restore": check_restore,
+}
+"""The other checks by name."""
+
+
+def slow_queues(facts: HealthFacts) -> Iterator[tuple[QueueOverview, str]]:
+    """Yield the queues with jobs overdue that workers serve, with the reason why the first ones wait."""
+    for queue in facts.overdue():
+        for verdict in _verdicts(facts, queue):
+            if verdict not in ("waiting_turn", "no_worker", "no_handler"):
+                yield queue, MEANINGS[verdict]
+                break
+
+
+def _was_claimed(facts: HealthFacts, queue: QueueOverview) -> bool:
+    """Return whether attempts started lately, to the minute: metrics have one bucket per minute."""
+    start = (facts.at - facts.bounds.max_wait) // MINUTE * MINUTE
+    buckets = facts.storage.reads.series([queue.name], start, facts.at + 1, MINUTE)
+    return any(bucket.started for bucket in buckets)
+
+
+def _is_claimable(facts: HealthFacts, queue: QueueOverview) -> bool:
+    return "waiting_turn" in _verdicts(facts, queue)
+
+
+def _verdicts(facts: HealthFacts, queue: QueueOverview) -> Iterator[str]:
+    """Yield why each of the first jobs of a queue does not run, for jobs that a live worker could run."""
+    serving = [worker for worker in facts.workers if worker.queues is None or queue.name in worker.queues]
+    page = facts.storage.reads.cursor_page(queue.name, State.WAITING, EXAMINED, newest_first=False)
+    for job in page.jobs:
+        able = [worker for worker in serving if job.name in worker.names]
+        if not able:
+            continue
+        if all(worker.active >= worker.concurrency for worker in able):
+            yield "workers_busy"
+            continue
+        explanation = facts.storage.reads.explain(queue.name, job.id)
+        if explanation is not None:
+            yield explanation.verdict
+
+
+def listed(texts: Sequence[str]) -> str:
+    """Return texts in one line, at most `NAMED` of them."""
+    more = len(texts) - NAMED
+    return ", ".join([*texts[:NAMED], f"and {more:,} more"] if more > 0 else texts)
+
+
+def with_ages(facts: HealthFacts, queues: Sequence[QueueOverview]) -> str:
+    """Return the names of queues, each with how long its oldest job has been due."""
+    rows = [f"{one.name!r} (oldest job due for {_seconds(facts.waited(one))})" for one in queues]
+    return f"queue {rows[0]}" if len(rows) == 1 else f"{len(rows):,} queues: {listed(rows)}"
+
+
+def _seconds(milliseconds: int) -> str:
+    return f"{milliseconds / 1_000:,.0f} s"
+
+
+class CheckResult(NamedTuple):
+    """The result of one health check."""
+
+    name: str
+    status: Status
+    """ok | failed | unknown (it did not run, because an earlier check failed)"""
+    findings: tuple[Finding, ...] = ()
+
+
+class HealthReport(NamedTuple):
+    """The results of all health checks."""
+
+    checks: tuple[CheckResult, ...]
+    facts: HealthFacts | None = None
+    """State of the storage that the checks judged; None if the storage can't be used."""
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether every check passed."""
+        return all(check.status == "ok" for check in self.checks)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings of all checks."""
+        return [finding for check in self.checks for finding in check.findings]
+
+    def document(self) -> dict[str, Any]:
+        """Return the public part of the report as a JSON object."""
+        return {
+            "status": "ok" if self.is_healthy else "failed",
+            "checks": {check.name: check.status for check in self.checks},
+        }
+
+
+class HealthRun:
+    """One run of the checks on a thread of its own, which may hang while a server does not answer.
+
+    Callers wait for the thread only until the deadline.
+    """
+
+    def __init__(self, bounds: HealthSettings, clock: Callable[[], int] = SYSTEM_CLOCK.monotonic) -> None:
+        self._bounds = bounds
+        self._clock = clock
+        self._began = clock()
+        self._results: dict[str, CheckResult] = {}
+        self._facts: HealthFacts | None = None
+        self._step = STORAGE
+        self._done = start_bounded(self._run, "djqueue-health")
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a check has not returned yet, even if no caller waits for it any longer."""
+        return not self._done.is_set()
+
+    @property
+    def age(self) -> int:
+        """Milliseconds since the start."""
+        return self._clock() - self._began
+
+    def report(self) -> HealthReport:
+        """Wait for the results until the deadline, and return them."""
+        left = max(0, self._bounds.timeout - self.age)
+        if self._done.wait(left / 1_000):
+            return HealthReport(self._listed(self._results), self._facts)
+        # The thread continues, so that its results may change.
+        results, step = dict(self._results), self._step
+        if step not in results:
+            results[step] = CheckResult(step, "failed", (self._late(step),))
+        return HealthReport(self._listed(results))
+
+    def _listed(self, results: dict[str, CheckResult]) -> tuple[CheckResult, ...]:
+        return tuple(results.get(name) or CheckResult(name, "unknown") for name in (STORAGE, *CHECKS))
+
+    def _late(self, step: str) -> Finding:
+        return Finding(
+            f"health.{step}",
+            "error",
+            f"the storage did not answer within {self._bounds.timeout / 1_000:g} s",
+            "Check whether its server hangs or is overloaded.",
+        )
+
+    def _run(self) -> None:
+        with within(self._bounds.timeout / 1_000):
+            self._run_checks()
+
+    def _run_checks(self) -> None:
+        facts = self._checked(STORAGE, lambda: read_facts(self._bounds))
+        if facts is None:
+            return
+        self._facts = facts
+        self._results[STORAGE] = CheckResult(STORAGE, "ok")
+        for name, check in CHECKS.items():
+            self._step = name
+            findings = self._checked(name, partial(_tried, check, facts))
+            if findings is not None:
+                self._results[name] = CheckResult(name, "failed" if findings else "ok", findings)
+
+    def _checked(self, name: str, read: Callable[[], Any]) -> Any:
+        """Return what `read` returns; None, with the check failed, if the storage can't be used."""
+        try:
+            return read()
+        except (DjqueueError, Error, OSError) as error:
+            finding = unreachable(name, error)
+        except Exception as error:
+            logger.exception("The health check %r raised an exception.", name)
+            finding = unreachable(name, error)
+        self._results[name] = CheckResult(name, "failed", (finding,))
+        return None
+
+
+def _tried(check: Check, facts: HealthFacts) -> tuple[Finding, ...]:
+    return tuple(check(facts))
+
+
+class HealthMonitor:
+    """The checks of a process for frequent requests: one run at a time, whose report counts for a second.
+
+    While a run hangs, requests get the report of that run at once, so that they don't add threads.
+    """
+
+    def __init__(self) -> None:
+        self._begin()
+        after_fork(self._begin)
+
+    def _begin(self) -> None:
+        self._lock = Lock()
+        self._current: tuple[HealthSettings, HealthRun] | None = None
+
+    def report(self, bounds: HealthSettings) -> HealthReport:
+        """Return the report of the current run, or of a new one."""
+        if is_in_transaction():
+            return HealthRun(bounds).report()
+        with self._lock:
+            if self._current is None or not self._is_current(bounds, *self._current):
+                self._current = (bounds, HealthRun(bounds))
+            run = self._current[1]
+        return run.report()
+
+    @staticmethod
+    def _is_current(bounds: HealthSettings, of: HealthSettings, run: HealthRun) -> bool:
+        return of == bounds and (run.is_running or run.age < FRESH)
+
+    def forget(self) -> None:
+        """Let the next request start a new run."""
+        with self._lock:
+            self._current = None
+
+
+def finding_document(finding: Finding) -> dict[str, str]:
+    """Return a finding as a JSON object."""
+    return {"id": finding.id, "level": finding.level, "text": finding.text, "fix": finding.hint}
+
+
+monitor = HealthMonitor()
+"""The monitor of this process."""
+
+
+def is_in_transaction() -> bool:
+    """Return whether this thread has a transaction, whose rows no other thread can see."""
+    return any(connection.in_atomic_block for connection in connections.all(initialized_only=True))
+
+
+def start_bounded(work: Callable[[], object], name: str) -> Event:
+    """Start work on a daemon thread, and return the event of its end.
+
+    A call to a frozen PostgreSQL server has no time limit of its own. Inside a transaction of the caller, as
+    in a `TestCase`, the work runs in the caller's thread.
+    """
+    done = Event()
+
+    def run_alone() -> None:
+        try:
+            work()
+        finally:
+            connections.close_all()
+            done.set()
+
+    if is_in_transaction():
+        try:
+            work()
+        finally:
+            done.set()
+    else:
+        Thread(target=run_alone, name=name, daemon=True).start()
+    return done

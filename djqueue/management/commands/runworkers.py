@@ -37,7 +37,7 @@ from djqueue.operations.scheduling import declare_now
 from djqueue.runtime import Worker
 from djqueue.runtime.attemptcount import AttemptCount
 from djqueue.runtime.console import NO_HANDLERS, banner, findings, summary, visible_logs
-from djqueue.runtime.executors.sandbox.errors import SandboxUnavailableError
+from djqueue.runtime.executors.sandbox import SandboxUnavailableError
 from djqueue.runtime.exits import CONFIG, FINISHED, MISUSED, RECYCLED, leave, let_forks_end
 from djqueue.runtime.heartbeat import SHARE
 from djqueue.runtime.leasekeeper import LeaseKeeper, can_keep

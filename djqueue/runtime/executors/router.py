@@ -8,6 +8,8 @@ from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.executors import DEGRADE, INLINE, SUBPROCESS
 from djqueue.core.job import Outcome, ProcessInfo
 from djqueue.runtime.executors.inline import InlineExecutor
+from djqueue.runtime.executors.sandbox import SandboxUnavailableError
+from djqueue.runtime.executors.sandbox.apply import enforceable
 from djqueue.runtime.handlers import Handler, PermissionGroup, Style
 from djqueue.runtime.outcomes import refusal
 from djqueue.runtime.runs import Run
@@ -17,8 +19,6 @@ from .processes import kernel
 from .processes.executor import ProcessExecutor
 from .processes.outcomes import SAFE_CONTENT
 from .processes.sandboxing import plan_for
-from .sandbox.errors import SandboxUnavailableError
-from .sandbox.layers import enforceable
 
 if TYPE_CHECKING:
     from djqueue.runtime.worker import Worker

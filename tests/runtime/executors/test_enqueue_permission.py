@@ -11,7 +11,7 @@ from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
 from djqueue.runtime.executors.processes import batches as requests
 from djqueue.runtime.executors.processes import frames
-from djqueue.runtime.executors.sandbox import layers
+from djqueue.runtime.executors.sandbox import apply
 from djqueue.runtime.stopping import Stop
 from djqueue.signals import job_enqueued
 from tests.runtime.executors import permission_jobs as jobs
@@ -21,7 +21,7 @@ from tests.support import aeventually
 
 __all__ = ["plain_settings", "site_of"]
 pytestmark = pytest.mark.skipif(
-    bool(layers.missing_layers(NOTHING)), reason="this kernel cannot enforce permissions"
+    bool(apply.missing_layers(NOTHING)), reason="this kernel cannot enforce permissions"
 )
 
 

@@ -12,15 +12,14 @@ from djqueue.client import JobType
 from djqueue.core.permissions import NOTHING
 from djqueue.core.states import State
 from djqueue.runtime.executors.processes import templatekeeper
-from djqueue.runtime.executors.sandbox import landlock, layers
-from djqueue.runtime.executors.sandbox.errors import SandboxUnavailableError
+from djqueue.runtime.executors.sandbox import SandboxUnavailableError, apply, landlock
 from djqueue.runtime.stopping import Stop
 from tests.runtime.executors import permission_jobs as jobs
 from tests.runtime.executors.test_processes import Site, decoded
 from tests.support import aeventually
 
 pytestmark = pytest.mark.skipif(
-    bool(layers.missing_layers(NOTHING)), reason="this kernel cannot enforce permissions"
+    bool(apply.missing_layers(NOTHING)), reason="this kernel cannot enforce permissions"
 )
 HANDLERS = {value.name: value for value in vars(jobs).values() if isinstance(value, JobType)}
 

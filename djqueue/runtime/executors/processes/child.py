@@ -31,7 +31,7 @@ from djqueue.runtime.emitting import ItemEncoder
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.executors.connections import DatabaseThreads, clean_connections
 from djqueue.runtime.executors.execution import Execution, wrap_in_middleware
-from djqueue.runtime.executors.sandbox.names import use_supervisor
+from djqueue.runtime.executors.sandbox.addresses import use_supervisor
 from djqueue.runtime.exits import ignore, leave, let_forks_end
 from djqueue.runtime.handlers import Handler, handler_of
 from djqueue.runtime.reports import MAX_LINE

@@ -13,7 +13,7 @@ from djqueue.core.job import EnqueueResult, Outcome
 from djqueue.runtime.dependencies import Records, aread
 from djqueue.runtime.emitting import RunItems
 from djqueue.runtime.executors.execution import Execution
-from djqueue.runtime.executors.sandbox.supervise import DeniedAccess
+from djqueue.runtime.executors.sandbox.broker import DeniedAccess
 from djqueue.runtime.handlers import Handler
 from djqueue.runtime.outcomes import failure, next_delay, release
 from djqueue.runtime.runs import Run

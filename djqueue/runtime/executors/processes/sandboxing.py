@@ -15,7 +15,7 @@ import djqueue
 from djqueue.conf import has_django
 from djqueue.core.errors import ConfigurationError, OptionError
 from djqueue.core.permissions import Permissions
-from djqueue.runtime.executors.sandbox.layers import missing_layers
+from djqueue.runtime.executors.sandbox.apply import missing_layers
 from djqueue.runtime.executors.sandbox.paths import contains, interpreter_paths, real_path
 
 VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "DJANGO_SETTINGS_MODULE")

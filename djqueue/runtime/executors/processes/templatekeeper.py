@@ -9,7 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from djqueue.core.executors import JobLimits
-from djqueue.runtime.executors.sandbox.supervise import DeniedAccess
+from djqueue.runtime.executors.sandbox.broker import DeniedAccess
 from djqueue.runtime.handlers import Handler
 
 from . import kernel

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgpack
 
-from djqueue.runtime.executors.sandbox.errors import SandboxError
-from djqueue.runtime.executors.sandbox.supervise import ConnectBroker, DeniedAccess, receive_listener
+from djqueue.runtime.executors.sandbox import SandboxError
+from djqueue.runtime.executors.sandbox.broker import ConnectBroker, DeniedAccess, receive_listener
 
 from . import kernel, template
 from .sandboxing import SandboxPlan

@@ -1,9 +1,14 @@
-"""The executor in the worker's own process: coroutines on its loop, plain functions on its threads."""
+"""The executor in the worker's own process: coroutines on its loop, plain functions on its threads.
+
+A handler that continues after its timeout cannot be stopped here. A supervised worker finishes its other
+jobs, reports the stuck ones as timed out, and ends its process, so that their threads end. Their jobs are
+retried after that. Any other worker logs them.
+"""
 
 import asyncio
 from asyncio import CancelledError
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from djqueue.conf import has_django
 from djqueue.core.job import Outcome, ProcessInfo
@@ -16,13 +21,16 @@ from djqueue.runtime.stopping import Stop
 
 from .batching import Batcher
 from .connections import DatabaseThreads
-from .execution import Execution, wrap_in_middleware
-from .overruns import OverrunWatch, apart
+from .execution import Execution, ExecutorHost, call_on_loop, wrap_in_middleware
 from .tasks import TaskExecutor
 from .threads import CallerThread, ThreadExecutor
 
-if TYPE_CHECKING:
-    from djqueue.runtime.worker import Worker
+OVERRUN_PATIENCE = 5.0
+"""Seconds after its timeout in which a handler should stop."""
+OVERRUN_LOG_INTERVAL = 60.0
+"""Seconds between two log entries about a handler that does not."""
+OVERRUN_RETRY_DELAY = 8_000
+"""Minimum of milliseconds until the retry: the process ends before, even if the storage hangs."""
 
 
 class CallbackError(Exception):
@@ -35,25 +43,25 @@ class InlineExecutor:
     With a `caller`, plain functions and Django's database calls run on the caller's thread.
     """
 
-    def __init__(self, worker: "Worker", caller: CallerThread | None = None) -> None:
-        self._loop = worker.loop
-        self._clock = worker.clock
-        self._events = worker.events
-        self._overruns = OverrunWatch(worker)
-        execution = self._execution = Execution(worker.settings, worker.random, worker.events)
-        self._database = DatabaseThreads(worker.loop) if has_django() and caller is None else None
-        self._tasks = TaskExecutor(worker, execution, self._database)
-        self._threads = ThreadExecutor(worker, execution, adopt=self._tasks.adopt, pool=caller)
+    def __init__(self, host: ExecutorHost, caller: CallerThread | None = None) -> None:
+        self._loop = host.loop
+        self._clock = host.clock
+        self._events = host.events
+        self._host = host
+        execution = self._execution = Execution(host.settings, host.random, host.events)
+        self._database = DatabaseThreads(host.loop) if has_django() and caller is None else None
+        self._tasks = TaskExecutor(host, execution, self._database)
+        self._threads = ThreadExecutor(host, execution, adopt=self._tasks.adopt, pool=caller)
         self._batchers: list[Batcher] = []
-        layers = layers_of(worker.settings)
-        for handler in worker.handlers.values():
-            self._prepare(handler, worker.options.concurrency)
+        layers = layers_of(host.settings)
+        for handler in host.handlers.values():
+            self._prepare(handler, host.options.concurrency)
             wrap_in_middleware(handler, layers)
 
     def start(self, run: Run) -> None:
         """Start a run, on the loop. The first step of an async handler may run before this returns."""
         if run.claimed.options.timeout is not None and run.handler.batch is None:
-            self.set_deadline(run)
+            self._set_deadline(run)
         if run.handler.on_loop:
             self._tasks.start(run)
         else:
@@ -64,11 +72,7 @@ class InlineExecutor:
         if not run.ask_to_stop(reason):
             return
         self._events.stop_requested(run)
-        try:
-            self._loop.call_soon_threadsafe(self._tasks.interrupt, run)
-        except RuntimeError:
-            # The loop has ended, and the task with it.
-            self._events.ignored("a cancel request")
+        call_on_loop(self._loop, self._events, "a cancel request", self._tasks.interrupt, run)
 
     def release_waiting(self) -> None:
         """Return the members of batches that have not been called to their queues."""
@@ -81,7 +85,10 @@ class InlineExecutor:
     def give_up(self, run: Run) -> Outcome:
         """Return the outcome of a run that has not stopped in time: timed out, or else released."""
         if run.overran:
-            return apart(self._execution.failed(run, CancelledError("did not stop after its timeout")))
+            outcome = self._execution.failed(run, CancelledError("did not stop after its timeout"))
+            if outcome.kind == "retry":
+                return outcome._replace(delay=max(outcome.delay, OVERRUN_RETRY_DELAY))
+            return outcome
         return release(run.claimed)
 
     def process_infos(self) -> tuple[ProcessInfo, ...]:
@@ -94,7 +101,7 @@ class InlineExecutor:
         if self._database is not None:
             self._database.close()
 
-    def set_deadline(self, run: Run) -> None:
+    def _set_deadline(self, run: Run) -> None:
         """Start the timeout of a run, if it has one."""
         timeout = run.claimed.options.timeout
         if timeout is not None:
@@ -105,7 +112,14 @@ class InlineExecutor:
         if handler.style is Style.CALLBACK:
             handler.call = _as_coroutine_function(handler, self._threads.call, self._events)
         elif handler.batch is not None:
-            batcher = Batcher(handler, concurrency, self, self._tasks, self._threads)
+            batcher = Batcher(
+                handler,
+                concurrency,
+                self._tasks,
+                self._threads,
+                stop=self.stop,
+                set_deadline=self._set_deadline,
+            )
             self._batchers.append(batcher)
             handler.call = batcher.join
 
@@ -113,7 +127,19 @@ class InlineExecutor:
         self.stop(run, Stop.TIMEOUT)
         if run.task is None:
             self._events.overran(run)
-        self._overruns.watch(run)
+        self._loop.call_later(OVERRUN_PATIENCE, self._check_overrun, run)
+
+    def _check_overrun(self, run: Run) -> None:
+        """End the process if a supervisor starts another one, or else log that the handler still runs."""
+        if run.outcome is not None or self._host.stopping:
+            return
+        late = run.overran_by(self._clock.monotonic())
+        if self._host.is_replaceable:
+            self._events.stuck(run, late)
+            self._host.recycle()
+            return
+        self._events.overrunning(run, late)
+        self._loop.call_later(OVERRUN_LOG_INTERVAL, self._check_overrun, run)
 
 
 def _as_coroutine_function(
@@ -133,11 +159,7 @@ def _as_coroutine_function(
 
         def done(error: Any = None, result: Any = None) -> None:
             """End the job with an error (an exception or text) or a result. From any thread."""
-            try:
-                loop.call_soon_threadsafe(end, error, result)
-            except RuntimeError:
-                # The worker has ended in the meantime, and its loop with it.
-                events.ignored("the result of a handler")
+            call_on_loop(loop, events, "the result of a handler", end, error, result)
 
         if handler.is_async:
             await handler.function(run.context, done)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asgiref.sync import sync_to_async
 
@@ -14,11 +14,8 @@ from djqueue.runtime.context import CURRENT
 from djqueue.runtime.runs import Run
 
 from .connections import clean_connections, close_connections
-from .execution import Execution
+from .execution import Execution, ExecutorHost, call_on_loop
 from .threadpool import ThreadPool
-
-if TYPE_CHECKING:
-    from djqueue.runtime.worker import Worker
 
 Adopt = Callable[[Run, Awaitable[Any]], None]
 """Continues a run whose handler has returned an awaitable."""
@@ -29,15 +26,15 @@ class ThreadExecutor:
 
     def __init__(
         self,
-        worker: "Worker",
+        host: ExecutorHost,
         execution: Execution,
         *,
         adopt: Adopt,
         pool: "CallerThread | None" = None,
     ) -> None:
-        self._runs = worker.runs
-        self._wake_event = worker.wake_event
-        self._events = worker.events
+        self._runs = host.runs
+        self._wake_event = host.wake_event
+        self._events = host.events
         self._execution = execution
         self._adopt = adopt
         # The thread of a caller, and its connections, remain the caller's.
@@ -45,7 +42,7 @@ class ThreadExecutor:
         # Handlers see the context of the worker's caller; their own changes stay in their copy.
         self._context: Context = copy_context()
         self._pool = pool or ThreadPool(
-            worker.options.concurrency,
+            host.options.concurrency,
             "djqueue-job",
             on_wake=self._clean if self._cleans else None,
             on_exit=close_connections if self._cleans else None,
@@ -68,11 +65,7 @@ class ThreadExecutor:
                 value = context.run(self._call, run, partial(function, *args))
             except BaseException as raised:
                 error = raised
-            try:
-                loop.call_soon_threadsafe(_resolve, future, value, error)
-            except RuntimeError:
-                # The worker has ended in the meantime, and its loop with it.
-                self._events.ignored("the result of a handler")
+            call_on_loop(loop, self._events, "the result of a handler", _resolve, future, value, error)
 
         self._pool.submit(work, None)
         return await future

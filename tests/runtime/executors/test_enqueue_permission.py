@@ -9,7 +9,7 @@ from djqueue.core.options import JobOptions
 from djqueue.core.permissions import NOTHING
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.states import State
-from djqueue.runtime.executors.processes import batches as requests
+from djqueue.runtime.executors.processes import enqueueing as requests
 from djqueue.runtime.executors.processes import frames
 from djqueue.runtime.executors.sandbox import apply
 from djqueue.runtime.stopping import Stop

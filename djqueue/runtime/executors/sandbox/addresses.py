@@ -130,7 +130,7 @@ class AddressBook:
     def _knows(self, address: IPAddress, port: int) -> bool:
         now = self._now()
         with self._lock:
-            return any(self._addresses.get((address, one), 0.0) > now for one in (port, None))
+            return any(self._addresses.get((address, rule_port), 0.0) > now for rule_port in (port, None))
 
     def _look_up_listed(self, port: int) -> bool:
         """Resolve the listed host names for a port if their addresses are old; return whether any was."""
@@ -142,7 +142,9 @@ class AddressBook:
             if rule.host and _has_port(rule, port) and is_due:
                 was_due = True
                 try:
-                    self._look_up(rule.host, [one for one in self._rules if one.matches_name(rule.host)])
+                    self._look_up(
+                        rule.host, [other for other in self._rules if other.matches_name(rule.host)]
+                    )
                 except OSError:
                     # Without a name server, the name allows what it allowed before.
                     continue

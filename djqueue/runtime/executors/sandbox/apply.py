@@ -429,10 +429,10 @@ def _connect() -> None:
     """Connect to an address without a family: no list contains it, and the kernel answers EINVAL."""
     address = ctypes.create_string_buffer(16)
     # A pair of connected sockets is allowed whatever the permissions are.
-    one, other = socket.socketpair()
-    with one, other:
+    left, right = socket.socketpair()
+    with left, right:
         number = this_machine().numbers["connect"]
-        syscall(number, one.fileno(), ctypes.addressof(address), len(address))
+        syscall(number, left.fileno(), ctypes.addressof(address), len(address))
 
 
 def _connect_supervised() -> None:

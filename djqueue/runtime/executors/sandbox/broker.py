@@ -212,8 +212,8 @@ class ConnectBroker:
 
         The self-test of a new process must not wait behind connections that take long.
         """
-        id, thread, _flags, _number, _architecture, _ip, _socket, pointer, given, *_ = notification
-        length = ctypes.c_int(given).value
+        id, thread, _flags, _number, _architecture, _ip, _socket, pointer, size, *_ = notification
+        length = ctypes.c_int(size).value
         if not 0 <= length <= LONGEST_ADDRESS:
             return False
         try:
@@ -442,7 +442,7 @@ def _connect_raw(descriptor: int, address: bytes) -> int:
 
 def _printable(text: str) -> str:
     """Return a text that a job chose in a form that logs and databases accept."""
-    return "".join(one if one.isprintable() else "?" for one in text[:LONGEST_TARGET])
+    return "".join(c if c.isprintable() else "?" for c in text[:LONGEST_TARGET])
 
 
 def _copy_memory(thread: int, address: int, length: int) -> bytes:

@@ -42,7 +42,7 @@ HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
 SEGMENT = struct.Struct("<IIQQQQQQ")
 INTERPRETER = 3
 """PT_INTERP: type of the segment that names the loader."""
-MOST_SEGMENTS = 128
+MAX_SEGMENTS = 128
 LONGEST_LINE = 256
 """Maximum number of bytes of a script's first line that the kernel reads."""
 
@@ -118,7 +118,7 @@ def loader_of(program: str) -> str | None:
                     return None
                 raise PermissionPathError(f"run: {program} is neither a 64-bit program nor a script")
             _, _, _, _, offset, _, _, _, size, count, *_ = HEADER.unpack(head)
-            if size != SEGMENT.size or count > MOST_SEGMENTS:
+            if size != SEGMENT.size or count > MAX_SEGMENTS:
                 raise PermissionPathError(f"run: {program} is not a valid program")
             for index in range(count):
                 file.seek(offset + index * size)

@@ -249,7 +249,7 @@ class Filter:
         Returns the file descriptor that receives the notifications if `listener` is set, otherwise 0.
         Raises SandboxUnavailableError if the kernel refuses.
         """
-        code = b"".join(struct.pack("=HBBI", *one) for one in self.instructions())
+        code = b"".join(struct.pack("=HBBI", *instruction) for instruction in self.instructions())
         program = ctypes.create_string_buffer(code, len(code))
         header = struct.pack("@HP", len(code) // 8, ctypes.addressof(program))
         pointer = ctypes.create_string_buffer(header, len(header))

@@ -4,7 +4,7 @@ import sys
 import threading
 import weakref
 
-from djqueue.runtime.executors import threads as pool_module
+from djqueue.runtime.executors import threadpool as pool_module
 from djqueue.runtime.executors.threadpool import ThreadPool
 from tests.support import PATIENCE, eventually
 

@@ -197,7 +197,7 @@ MUTANTS = (
     ),
     Mutant(
         "failed dependency releases its dependents",
-        SQL + "dependencies.py",
+        SQL + "transitions.py",
         'if ended is State.COMPLETED or policy == "ignore":',
         'if ended in (State.COMPLETED, State.FAILED) or policy == "ignore":',
     ),
@@ -228,8 +228,8 @@ MUTANTS = (
     Mutant(
         "one ended attempt too many is kept",
         SQL + "stored.py",
-        "tx.storage.policy(job.queue).retention.attempts.count)",
-        "tx.storage.policy(job.queue).retention.attempts.count + 1)",
+        "tx.database.policy(job.queue).retention.attempts.count)",
+        "tx.database.policy(job.queue).retention.attempts.count + 1)",
     ),
 )
 

@@ -46,7 +46,7 @@ def add(verbs: Verbs) -> None:
 def upgrade(options: Options, output: Output) -> None:
     """Upgrade the tables and jobs."""
     storage = get_storage()
-    database = storage if isinstance(storage, DatabaseStorage) else None
+    database = storage.database if isinstance(storage, DatabaseStorage) else None
     alias = router.db_for_write(models.Job) if database is None else database.alias
     if models.Job._meta.db_table not in connections[alias].introspection.table_names():
         raise CommandError(f"database {alias!r} has no tables of djqueue: run manage.py migrate")

@@ -26,6 +26,7 @@ from .stored import (
     holding_group,
     is_grouped,
     push,
+    used_queues,
 )
 from .transaction import Tx, group_lock, limiter_lock, limits_lock
 from .transitions import EXPIRED, fail_pending, move_to
@@ -66,8 +67,6 @@ LOCKED = 50
 """Milliseconds after which a claim looks again for jobs that another transaction has locked."""
 AGAIN = 2
 """Milliseconds after which a claim tries again to take from a queue whose limits another one holds."""
-SEARCH_EVERY = 100
-"""Milliseconds after which a claim searches all queues again, even if those it knows have ready jobs."""
 
 
 class ReadyRow(NamedTuple):
@@ -120,32 +119,6 @@ class Serving(NamedTuple):
     """When its next resting group continues."""
 
 
-class ReadyQueues:
-    """The queues in which the last search found ready jobs, so that most claims need not search.
-
-    A process forgets them after a short time, and when it learns of a job in another queue.
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[tuple[str, ...] | None, tuple[int, list[str]]] = {}
-
-    def forget(self, woken: Iterable[str]) -> None:
-        """Search again if one of these queues, in which jobs may have become ready, is not known."""
-        woken = frozenset(woken)
-        found = self._found
-        if any(not woken.issubset(names) for _, names in found.values()):
-            self._found = {}
-
-    def get(self, queues: tuple[str, ...] | None, tick: int) -> list[str]:
-        """Return the queues with ready jobs among these (None: all), as far as they are known."""
-        until, names = self._found.get(queues, (0, []))
-        return names if until - SEARCH_EVERY <= tick < until else []
-
-    def set(self, queues: tuple[str, ...] | None, tick: int, names: list[str]) -> None:
-        """Record what a search has found."""
-        self._found = {queues: (tick + SEARCH_EVERY, names)}
-
-
 def claim(tx: Tx, request: ClaimRequest, *, waits: bool = True) -> Claims:
     """Move ready jobs to active, each with a lease and a token.
 
@@ -161,20 +134,20 @@ def claim(tx: Tx, request: ClaimRequest, *, waits: bool = True) -> Claims:
     claimed: list[Claimed] = []
     hints: list[int] = []
     if request.slots > 0 and request.names:
-        known = tx.storage.ready_queues.get(request.queues, tx.tick)
+        known = tx.database.ready_queues.get(request.queues, tx.tick)
         if not _claim_from((_serving(tx, name) for name in _turned(tx, known)), tx, request, claimed, hints):
             hints.clear()
-            names = tx.storage.used_queues(tx) if request.queues is None else request.queues
-            found = [queue for queue in (_serving(tx, name) for name in names) if queue is not None]
-            ready = [queue.name for queue in found if queue.has_ready]
-            tx.storage.ready_queues.set(request.queues, tx.tick, ready)
-            _claim_from(_turned(tx, found), tx, request, claimed, hints)
+            names = used_queues(tx) if request.queues is None else request.queues
+            candidates = [queue for queue in (_serving(tx, name) for name in names) if queue is not None]
+            ready = [queue.name for queue in candidates if queue.has_ready]
+            tx.database.ready_queues.set(request.queues, tx.tick, ready)
+            _claim_from(_turned(tx, candidates), tx, request, claimed, hints)
     return Claims(claimed, min(hints, default=None))
 
 
 def _turned(tx: Tx, values: Sequence[T]) -> Sequence[T]:
     """Return values in their order, each time beginning with the next one."""
-    first = tx.storage.rotation() % len(values) if len(values) > 1 else 0
+    first = tx.database.rotation() % len(values) if len(values) > 1 else 0
     return [*values[first:], *values[:first]]
 
 
@@ -209,7 +182,7 @@ def _serving(tx: Tx, name: str) -> Serving | None:
     paused, capacity, per, concurrency, limits_set, ready, stalled, due, rest = row
     if not ready and due is None and rest is None:
         return None
-    policy = tx.storage.policy(name)
+    policy = tx.database.policy(name)
     limits = pair_of_limits(capacity, per, concurrency) if limits_set else (policy.rate, policy.concurrency)
     return Serving(name, bool(paused), *limits, bool(ready), bool(stalled), due, rest)
 
@@ -220,7 +193,7 @@ def _take(
     """Claim from one queue; add to the hints the milliseconds until time alone may make more claimable."""
     if queue.paused:
         return
-    name, policy = queue.name, tx.storage.policy(queue.name)
+    name, policy = queue.name, tx.database.policy(queue.name)
     if queue.due is not None and queue.due <= tx.now:
         promote_due(tx, name)
     if queue.rest is not None and queue.rest <= tx.tick:
@@ -271,9 +244,9 @@ def _take_first(
     return _start(tx, queue.name, request, ready, claimed, started)
 
 
-def _note_locked(tx: Tx, hints: list[int], left: str, *parameters: object) -> None:
+def _note_locked(tx: Tx, hints: list[int], search: str, *parameters: object) -> None:
     """Look again soon if there are ready jobs that a claim has not seen."""
-    if tx.dialect.skip_locked and tx.row(left, *parameters):
+    if tx.dialect.skip_locked and tx.row(search, *parameters):
         hints.append(LOCKED)
 
 
@@ -283,14 +256,14 @@ def _free_groups(tx: Tx, queue: Serving) -> str:
     A claim does not wait for groups: it may hold those of jobs that have just ended, and callers keep groups
     in which they enqueue.
     """
-    return "" if tx.storage.policy(queue.name).group_mode == GLOBAL else tx.dialect.free_group
+    return "" if tx.database.policy(queue.name).group_mode == GLOBAL else tx.dialect.free_group
 
 
 def _take_within_limits(
     tx: Tx, queue: Serving, request: ClaimRequest, slots: int, claimed: list[Claimed], hints: list[int]
 ) -> bool:
     """Start ready jobs within the limits of their queue; return whether more may be ready and allowed."""
-    name, policy = queue.name, tx.storage.policy(queue.name)
+    name, policy = queue.name, tx.database.policy(queue.name)
     named, names = tx.among("name", sorted(request.names))
     stalled = "" if request.stalled else " AND stalls = 0"
     limiter_locks = [] if policy.limiter is None else [limiter_lock(policy.limiter)]
@@ -307,16 +280,16 @@ def _take_within_limits(
     )
     if len(rows) < slots and queue.has_ready:
         seen, pks = tx.among("id", [row[0] for row in rows])
-        left = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} AND NOT {seen} LIMIT 1"
-        _note_locked(tx, hints, left, name, names, pks)
+        unseen = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} AND NOT {seen} LIMIT 1"
+        _note_locked(tx, hints, unseen, name, names, pks)
     ready = [ReadyRow(*row) for row in rows]
     chosen, is_refused = _choose(tx, queue, used, ready, allowed, limiter, claimed, hints)
     before = len(claimed)
     has_more = _start(tx, name, request, chosen, claimed, _taken_out(tx, request, chosen))
     if bucket is not None:
         bucket.take(len(claimed) - before)
-        left = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} LIMIT 1"
-        if bucket.wait and tx.row(left, name, names):
+        unseen = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} LIMIT 1"
+        if bucket.wait and tx.row(unseen, name, names):
             hints.append(bucket.wait)
     if limiter is not None:
         limiter.save()
@@ -422,22 +395,22 @@ def _start(
                 fail_pending(tx, job, "ttl_expired", EXPIRED)
         if not ready:
             return True
-    policy = tx.storage.policy(queue)
+    policy = tx.database.policy(queue)
     lease, now, worker = policy.lease, tx.now, request.worker
-    found = {row[0]: row for row in started}
-    if missing := [job.pk for job in ready if job.pk not in found]:
+    rows_by_pk = {row[0]: row for row in started}
+    if missing := [job.pk for job in ready if job.pk not in rows_by_pk]:
         condition, pks = tx.among("id", missing)
-        found |= {
+        rows_by_pk |= {
             row[0]: row for row in tx.rows(f"{START} WHERE {condition} RETURNING {STARTED}", now, worker, pks)
         }
-    if missing := [job.pk for job in ready if job.pk not in found]:
+    if missing := [job.pk for job in ready if job.pk not in rows_by_pk]:
         logger.error("Dropped ready rows of queue %r, whose jobs are gone: %s.", queue, missing)
-        ready = [job for job in ready if job.pk in found]
+        ready = [job for job in ready if job.pk in rows_by_pk]
     claims, observed = [], tx.is_observed(queue)
     retention = policy.retention
     is_unbounded = retention is NO_RETENTION
     for pk, _, _, name, group, weight, stalls, _ in ready:
-        _, id, payload, packed, token, attempts, failures, created_at, run_at = found[pk]
+        _, id, payload, packed, token, attempts, failures, created_at, run_at = rows_by_pk[pk]
         options = unpack_options(bytes(packed))
         kept = retention.completed.shorten(options.kept)
         claims.append(
@@ -513,15 +486,15 @@ def promote_due(tx: Tx, queue: str, limit: int = PROMOTED) -> int:
     return len(order)
 
 
-def end_rests(tx: Tx, queue: str, late: int = 0) -> int:
-    """Resume groups whose next token was available `late` milliseconds ago, in the order of these times, and
-    by name if they are equal. Returns how many jobs became ready.
+def end_rests(tx: Tx, queue: str, overdue: int = 0) -> int:
+    """Resume groups whose next token was available `overdue` milliseconds ago, in the order of these times,
+    and by name if they are equal. Returns how many jobs became ready.
     """
     rested = "SELECT name, rest_at FROM djqueue_rate_bucket WHERE queue = ? AND rest_at <= ? ORDER BY name"
-    found = tx.rows(rested, queue, tx.tick - late)
-    locked = tx.try_lock(group_lock(queue, name) for name, _ in found)
+    rows = tx.rows(rested, queue, tx.tick - overdue)
+    locked = tx.try_lock(group_lock(queue, name) for name, _ in rows)
     groups = [
-        (at, LockedGroup(tx, queue, name)) for name, at in found if group_lock(queue, name) not in locked
+        (at, LockedGroup(tx, queue, name)) for name, at in rows if group_lock(queue, name) not in locked
     ]
     for _, group in groups:
         if group.rate is None:  # Its next job was locked.

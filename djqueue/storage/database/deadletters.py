@@ -51,7 +51,7 @@ def page(tx: Tx, queue: str, limit: int, after: str | None) -> DeadLetterPage:
 def add(tx: Tx, job: StoredJob, letter: DeadLetterRecord) -> None:
     """Add the dead letter of a failed job as the newest one of its queue."""
     row = rows.letter_row(job, letter)
-    if tx.storage.policy(job.queue).dead_letters.max_bytes is None:
+    if tx.database.policy(job.queue).dead_letters.max_bytes is None:
         tx.insert("djqueue_dead_letter", rows.LETTER, [row])
         return
     size = size_of(job)
@@ -72,8 +72,8 @@ def surplus(tx: Tx, queue: str) -> list[str]:
     In a queue of thousands they are not counted each time: this process may add half of what fits before it
     counts again, and a sweep removes what several processes have added too much.
     """
-    limit = tx.storage.policy(queue).dead_letters.max_entries
-    room = tx.storage.letter_room
+    limit = tx.database.policy(queue).dead_letters.max_entries
+    room = tx.database.letter_room
     if limit >= MEASURED and (left := room.get(queue, 0)) > 0:
         room[queue] = left - 1
         return []

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from djqueue.core.graph import FlowGraph, FlowNode, JobLink, explore, link, walked
-from djqueue.core.job import JobFailure
 from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, State
 from djqueue.core.unique import Succession, succession
 from djqueue.storage.tables.rows import unpack_options
 
-from . import retention, transitions
+from . import retention
 from .stored import StoredJob, by_keys, ids_by_queue, is_grouped, lock_jobs
 from .transaction import Tx, group_lock, key_lock
 
@@ -35,7 +34,7 @@ def unmet_of(tx: Tx, job: StoredJob) -> list[JobKey]:
 
 def states_of(tx: Tx, keys: Iterable[JobKey], *, lock: bool = True) -> dict[JobKey, State]:
     """Return the states of jobs; with `lock`, they cannot end before the transaction does."""
-    found: dict[JobKey, State] = {}
+    states: dict[JobKey, State] = {}
     for queue, ids in ids_by_queue(sorted(set(keys))).items():
         condition, values = tx.among("job_id", ids)
         if lock and tx.dialect.for_share:
@@ -44,65 +43,8 @@ def states_of(tx: Tx, keys: Iterable[JobKey], *, lock: bool = True) -> dict[JobK
             pks = [pk for (pk,) in tx.rows(which, queue, values)]
             lock_jobs(tx, pks, share=not retention.is_bounded(tx, queue))
         statement = f"SELECT job_id, state FROM djqueue_job WHERE queue = ? AND {condition}"
-        found |= {(queue, id): State(state) for id, state in tx.rows(statement, queue, values)}
-    return found
-
-
-def bind(tx: Tx, job: StoredJob, unmet: Sequence[JobKey], *, missing: State = State.CANCELLED) -> None:
-    """Make a blocked job wait for its dependencies; those that have ended are resolved at once.
-
-    Args:
-        job: A new job, or a dead letter that is retried.
-        unmet: Those of its dependencies that it waits for; it may read the records of the others.
-        missing: How a dependency without a record ended.
-    """
-    keys = job.options.depends_on
-    states = states_of(tx, keys)
-    # A failed dependency may be retried and complete: a patient dependent waits for that. So does a retried
-    # dependent, which has the error of its own failure.
-    is_patient = job.options.on_dependency_failure == "wait" or job.error is not None
-    ended: list[tuple[JobKey, State]] = []
-    for key in keys:
-        state = states.get(key, missing)
-        if state not in LIVE and not (state is State.FAILED and is_patient):
-            ended.append((key, state))
-    tx.insert("djqueue_dependency", DEPENDENCY, [(job.pk, *key, key not in unmet) for key in keys])
-    retention.hold(tx, [key for key, _ in ended if key in states])
-    for key, state in ended:
-        resolve(tx, job, key, state)
-        if key not in states:
-            tx.run(
-                "DELETE FROM djqueue_dependency WHERE dependent = ? AND queue = ? AND job_id = ?",
-                job.pk,
-                *key,
-            )
-
-
-def resolve(tx: Tx, job: StoredJob, key: JobKey, ended: State) -> None:
-    """Apply the end of a dependency to a job that waits for it."""
-    if job.state is not State.BLOCKED:
-        return
-    policy = job.options.on_dependency_failure
-    which = "WHERE dependent = ? AND queue = ? AND job_id = ?"
-    if ended is State.COMPLETED or policy == "ignore":
-        # A failed job leaves no record to read, and may be retried: another end is no concern of this job.
-        met = "UPDATE djqueue_dependency SET met = TRUE"
-        change = "DELETE FROM djqueue_dependency" if ended is State.FAILED else met
-        is_changed = tx.run(f"{change} {which} AND NOT met", job.pk, *key)
-        if is_changed and not waits(tx, job) and not waits_for_key(tx, job):
-            transitions.unblock(tx, job)
-        return
-    if tx.row(f"SELECT 1 FROM djqueue_dependency {which} AND NOT met", job.pk, *key) is None:
-        return
-    if policy == "wait" and ended is State.FAILED:
-        return
-    # Users who may see this job may have no access to the other queue.
-    name = f"dependency {key[1]!r}" if key[0] == job.queue else "a dependency in another queue"
-    if policy == "cancel":
-        transitions.cancel_pending(tx, job, "dependency_failed")
-    else:
-        error = JobFailure("djqueue.core.errors.JobFailedError", f"{name} ended as {ended}")
-        transitions.fail_pending(tx, job, "dependency_failed", error)
+        states |= {(queue, id): State(state) for id, state in tx.rows(statement, queue, values)}
+    return states
 
 
 def note_end(tx: Tx, job: StoredJob, state: State) -> None:
@@ -115,28 +57,17 @@ def note_end(tx: Tx, job: StoredJob, state: State) -> None:
         tx.ended.append(((job.queue, job.id), state, [pk for (pk,) in waiting]))
 
 
-def settle(tx: Tx) -> None:
-    """Apply the ends of jobs, whose rows are written, to the jobs that wait for them, in order."""
-    while tx.ended:
-        key, state, waiting = tx.ended.pop(0)
-        by_keys(tx, waiting)
-        # One after the other: the end of one may end another.
-        for pk in waiting:
-            for dependent in by_keys(tx, [pk], lock=False):
-                resolve(tx, dependent, key, state)
-
-
 def note_removed(tx: Tx, jobs: Sequence[StoredJob]) -> None:
     """Apply the removal of jobs, whose rows are gone, to the jobs that wait for them or may read them."""
     for queue, ids in ids_by_queue((job.queue, job.id) for job in jobs).items():
         condition, values = tx.among("job_id", ids)
         which = f"SELECT DISTINCT job_id, met FROM djqueue_dependency WHERE queue = ? AND {condition}"
-        found = tx.rows(which, queue, values)
-        waited_for = {id for id, met in found if not met}
+        rows = tx.rows(which, queue, values)
+        waited_for = {id for id, met in rows if not met}
         for job in jobs:
             if job.queue == queue and job.id in waited_for:
                 note_end(tx, job, State.CANCELLED)
-        if found:
+        if rows:
             forget(tx, queue, ids)  # Another job may get the id.
 
 
@@ -155,13 +86,6 @@ def forget(tx: Tx, queue: str, ids: Sequence[str]) -> None:
         tx.run(f"DELETE FROM djqueue_pinned WHERE queue = ? AND {condition}", queue, values)
 
 
-def are_held(tx: Tx, queue: str, ids: Sequence[str]) -> set[str]:
-    """Return the jobs whose records live jobs may read."""
-    condition, values = tx.among("job_id", ids)
-    statement = f"SELECT DISTINCT job_id FROM djqueue_dependency WHERE queue = ? AND {condition}"
-    return {id for (id,) in tx.rows(statement, queue, values)}
-
-
 # The graph of jobs that are connected by dependencies.
 
 
@@ -178,7 +102,7 @@ def flow(tx: Tx, key: JobKey, limit: int) -> FlowGraph | None:
 
 def _links(tx: Tx, keys: Sequence[JobKey], limit: int) -> Mapping[JobKey, JobLink]:
     """Return the existing jobs among these, with their own dependencies and their live dependents."""
-    found: dict[JobKey, JobLink] = {}
+    links: dict[JobKey, JobLink] = {}
     for queue, ids in ids_by_queue(keys).items():
         condition, values = tx.among("job_id", ids)
         rows = tx.rows(f"SELECT {NODE} FROM djqueue_job WHERE queue = ? AND {condition}", queue, values)
@@ -187,8 +111,8 @@ def _links(tx: Tx, keys: Sequence[JobKey], limit: int) -> Mapping[JobKey, JobLin
             node = FlowNode(
                 queue, id, name, State(state), reason, created_at=created_at, finished_at=finished_at or 0
             )
-            found[queue, id] = link(node, unpack_options(bytes(packed)), dependents.get(id, ()))
-    return found
+            links[queue, id] = link(node, unpack_options(bytes(packed)), dependents.get(id, ()))
+    return links
 
 
 def _dependents(tx: Tx, queue: str, ids: Sequence[str], limit: int) -> dict[str, list[JobKey]]:
@@ -201,10 +125,10 @@ def _dependents(tx: Tx, queue: str, ids: Sequence[str], limit: int) -> dict[str,
         f"JOIN djqueue_job j ON j.id = d.dependent WHERE d.queue = ? AND {condition} LIMIT ?",
         *(queue, values, 2 * limit + 1),
     )
-    found: dict[str, list[JobKey]] = {}
+    dependents: dict[str, list[JobKey]] = {}
     for id, *dependent in rows:
-        found.setdefault(id, []).append((dependent[0], dependent[1]))
-    return found
+        dependents.setdefault(id, []).append((dependent[0], dependent[1]))
+    return dependents
 
 
 # The unique keys of queues: their owners, and the jobs that wait for the end of active owners.
@@ -230,12 +154,12 @@ def lock_key(tx: Tx, queue: str, key: str) -> Key:
 
 def read_key(tx: Tx, queue: str, key: str) -> Key:
     """Return a key as it is now."""
-    found = tx.row(
+    row = tx.row(
         f"SELECT owner, successor, behind, expires_at FROM djqueue_unique_key{WHERE_KEY}", queue, key
     )
-    if found is None:
+    if row is None:
         return Key()
-    owner, successor, behind, expires_at = found
+    owner, successor, behind, expires_at = row
     if expires_at is not None and expires_at <= tx.now:
         owner = None
     return Key(owner, successor, behind)
@@ -305,15 +229,15 @@ def release_key(tx: Tx, queue: str, key: str | None, pk: int) -> int | None:
     tx.lock(key_lock(queue, key))
     if free_keys(tx, queue, {pk: key}):
         return None
-    found = read_key(tx, queue, key)
-    if found.owner == pk or found.owner is None:
+    current = read_key(tx, queue, key)
+    if current.owner == pk or current.owner is None:
         tx.run(f"UPDATE djqueue_unique_key SET owner = NULL, expires_at = NULL{WHERE_KEY}", queue, key)
-        found = found._replace(owner=None)
+        current = current._replace(owner=None)
     successor = None
-    if pk in (found.successor, found.behind):
+    if pk in (current.successor, current.behind):
         tx.run(f"UPDATE djqueue_unique_key SET successor = NULL, behind = NULL{WHERE_KEY}", queue, key)
-        successor = None if found.successor == pk else found.successor
-        if successor is not None and found.owner is None:
+        successor = None if current.successor == pk else current.successor
+        if successor is not None and current.owner is None:
             [follower] = by_keys(tx, [successor])
             take_key(tx, follower)
     tx.run(f"DELETE FROM djqueue_unique_key{WHERE_KEY} AND owner IS NULL AND successor IS NULL", queue, key)
@@ -323,8 +247,8 @@ def release_key(tx: Tx, queue: str, key: str | None, pk: int) -> int | None:
 def taken_keys(tx: Tx, queue: str, keys: Iterable[str]) -> set[str]:
     """Return those of the keys that jobs have, or wait for."""
     condition, values = tx.among("key", sorted(keys))
-    found = f"SELECT key FROM djqueue_unique_key WHERE queue = ? AND {condition}"
-    return {key for (key,) in tx.rows(found, queue, values)}
+    search = f"SELECT key FROM djqueue_unique_key WHERE queue = ? AND {condition}"
+    return {key for (key,) in tx.rows(search, queue, values)}
 
 
 def succeed(tx: Tx, job: StoredJob) -> tuple[StoredJob | None, Succession[StoredJob] | None]:
@@ -332,8 +256,8 @@ def succeed(tx: Tx, job: StoredJob) -> tuple[StoredJob | None, Succession[Stored
     assert job.options.unique_key is not None
     if tx.dialect.for_update:
         key = read_key(tx, job.queue, job.options.unique_key)
-        owner, found = _succeed(tx, job, key, lock=False)
-        if owner is not None and found is None and owner.state in LIVE:
+        owner, handover = _succeed(tx, job, key, lock=False)
+        if owner is not None and handover is None and owner.state in LIVE:
             return owner, None  # A duplicate changes nothing, so that it locks nothing.
         # Rows before keys, as at the end of a job: in another order, the two would wait for each other.
         lock_jobs(tx, [pk for pk in (key.owner, key.successor) if pk])
@@ -346,12 +270,12 @@ def _succeed(
     tx: Tx, job: StoredJob, key: Key, *, lock: bool = True
 ) -> tuple[StoredJob | None, Succession[StoredJob] | None]:
     holders = by_keys(tx, [pk for pk in (key.owner, key.successor) if pk], lock=lock)
-    found = {other.pk: other for other in holders}
-    owner = found.get(key.owner or 0)
+    holders_by_pk = {other.pk: other for other in holders}
+    owner = holders_by_pk.get(key.owner or 0)
     if owner is None:
         return None, Succession()
     is_active = owner.state is State.ACTIVE
-    pending = found.get(key.successor or 0) if is_active else owner
+    pending = holders_by_pk.get(key.successor or 0) if is_active else owner
     return owner, succession(job.options.on_duplicate, owner if is_active else None, pending)
 
 

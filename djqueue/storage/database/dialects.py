@@ -7,10 +7,10 @@ import sqlite3
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.apps import apps
 from django.db import OperationalError, connections
@@ -21,10 +21,6 @@ from djqueue.core.errors import ConfigurationError
 from djqueue.core.forks import after_fork
 from djqueue.core.shown import in_one_line
 from djqueue.storage.tables.dialects import OnSqlite
-from djqueue.storage.tables.holders import boot_of, host_name
-
-if TYPE_CHECKING:
-    from .transaction import Tx
 
 try:
     import fcntl
@@ -69,6 +65,10 @@ AT_ONCE = "; SET LOCAL lock_timeout = '250ms'"
 SUFFIX = "-djqueue"
 SHORTEST, LONGEST = 0.000_1, 0.000_5
 """Seconds between attempts to take the lock."""
+
+
+RowReader = Callable[..., list[Row]]
+"""Returns the rows of a statement."""
 
 
 class SqlDialect(ABC):
@@ -138,8 +138,13 @@ class SqlDialect(ABC):
     def make_durable(self, cursor: Any) -> None:  # noqa: B027 - optional
         """Let the caller's transaction wait for the disk when it commits, if the database can do that."""
 
-    def writers(self, tx: "Tx", callers: Sequence[int]) -> set[str]:
-        """Return the open transactions that have written to jobs, without those of these sessions."""
+    def writers(self, rows: RowReader, callers: Sequence[int]) -> set[str]:
+        """Return the open transactions that have written to jobs, without those of these sessions.
+
+        Args:
+            rows: Returns the rows of a statement.
+            callers: Numbers of sessions on the server.
+        """
         return set()  # With one writer at a time, none is open after a write.
 
     def session(self, wrapper: BaseDatabaseWrapper) -> int | None:
@@ -439,8 +444,8 @@ class PostgresSql(SqlDialect):
     def make_durable(self, cursor: Any) -> None:
         cursor.execute(SYNCED)
 
-    def writers(self, tx: "Tx", callers: Sequence[int]) -> set[str]:
-        found = tx.rows(
+    def writers(self, rows: RowReader, callers: Sequence[int]) -> set[str]:
+        found = rows(
             "SELECT virtualtransaction FROM pg_locks "
             "WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' "
             "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
@@ -615,32 +620,3 @@ def _insert_lists(alias: str, table: str, columns: tuple[str, ...]) -> str:
     plain = (types[column.strip('"')].partition("(")[0] for column in columns)
     lists = ", ".join(f"CAST(%s AS {of}[])" for of in plain)
     return f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({lists})"
-
-
-# Leases and rates on SQLite are by the time since the machine started, which no change of its clock affects.
-# So what was written before a restart means nothing after it.
-
-
-BOOT = "boot"
-"""Name of the row of the leases that names the boot in which this database was last used."""
-
-
-def is_first_use(tx: "Tx") -> bool:
-    """Return whether no process has used the database since the machine was started."""
-    host = tx.value("SELECT host FROM djqueue_scheduler_lease WHERE name = ?", BOOT)
-    return host is None or boot_of(host) != boot_of()
-
-
-def follow_restart(tx: "Tx") -> None:
-    """Expire the leases of before the restart, whose processes have ended, and fill all rate limits up."""
-    if not is_first_use(tx):
-        return  # Another process has done so since.
-    tx.run("UPDATE djqueue_claim SET lease_until = 0")
-    tx.run("UPDATE djqueue_rate_bucket SET full_at = '0', turns = ''")
-    tx.run("UPDATE djqueue_rate_bucket SET rest_at = 0 WHERE rest_at IS NOT NULL")
-    tx.run(
-        "INSERT INTO djqueue_scheduler_lease (name, holder, host, pid, address, generation, renewed_at, "
-        "expires_at) VALUES (?, '', ?, 0, '', 0, ?, 0) ON CONFLICT (name) DO UPDATE SET "
-        "host = excluded.host, renewed_at = excluded.renewed_at",
-        *(BOOT, host_name(), tx.now),
-    )

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from django.db import connections
@@ -26,11 +25,10 @@ from djqueue.storage.tables import rows
 from djqueue.storage.tables.dberrors import named
 
 from . import dependencies, stored, transitions
+from .connections import is_in_transaction
 from .stored import DELAYED, NEW_JOB, READY, StoredJob, place, ready_row
-from .transaction import Tx, group_lock, is_in_transaction, key_lock
-
-if TYPE_CHECKING:
-    from .storage import DatabaseStorage
+from .transaction import Database, Tx, group_lock, key_lock
+from .wake import Background
 
 DROPPING = ("drop_oldest", "drop_lowest")
 """Values of `when_full` that drop a job for a new one."""
@@ -46,7 +44,7 @@ def enqueue(tx: Tx, batches: Sequence[Batch], *, chunk: int = 0) -> list[Enqueue
     for batch in batches:
         if batch.ids is not None and len(batch.ids) != len(batch.payloads):
             raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
-        tx.storage.policy(batch.queue).check_batch(batch)
+        tx.database.policy(batch.queue).check_batch(batch)
     _check_dependencies(tx, batches)
     _lock_shared(tx, batches)
     results: list[EnqueueResult] = []
@@ -84,22 +82,22 @@ def _lock_shared(tx: Tx, batches: Sequence[Batch]) -> None:
 def _check_dependencies(tx: Tx, batches: Sequence[Batch]) -> None:
     keys = outside(batches)
     if keys:
-        there = dependencies.states_of(tx, keys)
+        existing = dependencies.states_of(tx, keys)
         for queue, id in keys:
-            if (queue, id) not in there:
+            if (queue, id) not in existing:
                 raise OptionError(f"depends_on: queue {queue!r} has no job {id!r}")
 
 
 def _enqueue(tx: Tx, batch: Batch, chunk: int) -> list[EnqueueResult]:
-    tx.storage.use(tx, batch.queue)
-    policy = tx.storage.policy(batch.queue)
+    stored.use(tx, batch.queue)
+    policy = tx.database.policy(batch.queue)
     drops = policy.max_size is not None and policy.when_full in DROPPING
     if policy.max_size is not None:
         tx.lock(f"room:{batch.queue}")
     if _is_uniform(batch) and not drops:
         if policy.max_size is not None and batch.options.rejected is None:
             _check_room(tx, batch, len(batch.payloads), chunk)
-        return _insert(tx, batch, batch.ids or tx.storage.ids.many(len(batch.payloads), tx.now))
+        return _insert(tx, batch, batch.ids or tx.database.ids.many(len(batch.payloads), tx.now))
     if policy.max_size is not None and not drops and batch.options.rejected is None:
         _check_room(tx, batch, None, chunk)
     return _each(tx, batch, drops=drops)
@@ -165,7 +163,7 @@ def _run_at(tx: Tx, batch: Batch) -> int:
 def _each(tx: Tx, batch: Batch, *, drops: bool) -> list[EnqueueResult]:
     options, run_at = _options(batch), _run_at(tx, batch)
     packed = rows.pack_options(options)
-    ids = batch.ids if batch.ids is not None else tx.storage.ids.many(len(batch.payloads), tx.now)
+    ids = batch.ids if batch.ids is not None else tx.database.ids.many(len(batch.payloads), tx.now)
     known: dict[str, StoredJob] = {}
     if batch.ids is not None and not batch.fresh:
         known = _known(tx, batch)
@@ -185,25 +183,25 @@ def _each(tx: Tx, batch: Batch, *, drops: bool) -> list[EnqueueResult]:
             known[id] = job
             results.append(EnqueueResult(id, "rejected", batch.queue))
             continue
-        found = None
+        handover = None
         if options.unique_key is not None:
-            owner, found = dependencies.succeed(tx, job)
-            if found is None:
+            owner, handover = dependencies.succeed(tx, job)
+            if handover is None:
                 assert owner is not None
                 results.append(EnqueueResult(owner.id, "duplicate", batch.queue, owner.state))
                 continue
-            if found.replaced is not None:
-                if found.keeps_time and found.replaced.state is not State.BLOCKED:
-                    job.run_at = min(job.run_at, found.replaced.run_at)
-                transitions.cancel_pending(tx, found.replaced, REPLACED)
-                known[found.replaced.id] = found.replaced
-        replaced = None if found is None else found.replaced
+            if handover.replaced is not None:
+                if handover.keeps_time and handover.replaced.state is not State.BLOCKED:
+                    job.run_at = min(job.run_at, handover.replaced.run_at)
+                transitions.cancel_pending(tx, handover.replaced, REPLACED)
+                known[handover.replaced.id] = handover.replaced
+        replaced = None if handover is None else handover.replaced
         if drops and replaced is None and not _make_room(tx, job):
             # This is the first job of the batch: an earlier one could be dropped for it.
-            raise full_error(batch.queue, tx.storage.policy(batch.queue).max_size, len(batch.payloads))
+            raise full_error(batch.queue, tx.database.policy(batch.queue).max_size, len(batch.payloads))
         if existing is not None:
             transitions.make_way(tx, existing)
-        _admit(tx, job, packed, behind=None if found is None else found.behind)
+        _admit(tx, job, packed, behind=None if handover is None else handover.behind)
         known[id] = job
         added.append(job)
         results.append(
@@ -211,7 +209,7 @@ def _each(tx: Tx, batch: Batch, *, drops: bool) -> list[EnqueueResult]:
         )
     for job in added:
         if options.depends_on:
-            dependencies.bind(tx, job, options.depends_on)
+            transitions.bind(tx, job, options.depends_on)
     return results
 
 
@@ -262,7 +260,7 @@ def _admit(tx: Tx, job: StoredJob, packed: bytes, *, behind: StoredJob | None) -
 
 def _check_room(tx: Tx, batch: Batch, growth: int | None, chunk: int) -> None:
     """Raise QueueFullError if the queue has no room for a batch's new jobs."""
-    limit = tx.storage.policy(batch.queue).max_size
+    limit = tx.database.policy(batch.queue).max_size
     assert limit is not None
     most = limit if chunk <= limit else limit + chunk - 1
     room = most - pending(tx, batch.queue)
@@ -287,29 +285,29 @@ def _growth(tx: Tx, batch: Batch) -> int:
     if batch.options.unique_key is None or not new:
         return new
     model = StoredJob("", batch.queue, batch.name, b"", batch.options, State.WAITING, tx.now, tx.now)
-    owner, found = dependencies.succeed(tx, model)
+    owner, handover = dependencies.succeed(tx, model)
     if owner is None:
         return 1
-    return int(found is not None and found.replaced is None)
+    return int(handover is not None and handover.replaced is None)
 
 
 def _make_room(tx: Tx, job: StoredJob) -> bool:
     """Drop a job if a new one needs room; False if none may be dropped."""
-    policy = tx.storage.policy(job.queue)
+    policy = tx.database.policy(job.queue)
     assert policy.max_size is not None
     if pending(tx, job.queue) < policy.max_size:
         return True
     by_priority = policy.when_full == "drop_lowest"
     order = "priority, created_at, id" if by_priority else "created_at, id"
     allowed = "AND priority <= ?" if by_priority else "AND ? IS NOT NULL"
-    found = tx.row(
+    row = tx.row(
         "SELECT id FROM djqueue_job WHERE queue = ? AND state IN ('waiting', 'delayed', 'blocked') "
         f"AND started_at IS NULL {allowed} ORDER BY {order} LIMIT 1",
         *(job.queue, job.options.priority),
     )
-    if found is None:
+    if row is None:
         return False
-    [dropped] = stored.by_keys(tx, [found[0]])
+    [dropped] = stored.by_keys(tx, [row[0]])
     transitions.cancel_pending(tx, dropped, DROPPED)
     return True
 
@@ -339,8 +337,9 @@ class WriteBuffer:
         lost: Number of jobs that could not be written.
     """
 
-    def __init__(self, storage: "DatabaseStorage") -> None:
-        self._storage = storage
+    def __init__(self, database: Database, background: Background) -> None:
+        self._database = database
+        self._background = background
         self.lost = 0
         self._reset()
         after_fork(self._reset)
@@ -364,7 +363,7 @@ class WriteBuffer:
     def _is_simple(self, batch: Batch) -> bool:
         options = batch.options
         is_new = batch.ids is None or batch.fresh
-        has_room = self._storage.policy(batch.queue).max_size is None
+        has_room = self._database.policy(batch.queue).max_size is None
         return (
             is_new
             and has_room
@@ -375,7 +374,7 @@ class WriteBuffer:
 
     def would_wait_for_caller(self) -> bool:
         """Return whether a write apart from the caller's transaction would wait for its end."""
-        return not self._storage.dialect.has_clock and is_in_transaction(connections[self._storage.alias])
+        return not self._database.dialect.has_clock and is_in_transaction(connections[self._database.alias])
 
     def add(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """Keep jobs, to be written soon; return their results.
@@ -384,13 +383,13 @@ class WriteBuffer:
             QueueFullError: A queue has no room for a batch. None of the jobs is kept.
             StorageUnavailableError: Too many jobs wait for the database.
         """
-        storage = self._storage
+        database = self._database
         for batch in batches:
-            storage.policy(batch.queue).check_batch(batch)
+            database.policy(batch.queue).check_batch(batch)
             self._check_room(batch)
-        now = storage.clock.now()
+        now = database.clock.now()
         kept = [
-            batch if batch.ids is not None else batch._replace(ids=storage.ids.many(count, now), fresh=True)
+            batch if batch.ids is not None else batch._replace(ids=database.ids.many(count, now), fresh=True)
             for batch in batches
             if (count := len(batch.payloads))
         ]
@@ -398,23 +397,23 @@ class WriteBuffer:
             if self._jobs >= MAX_JOBS:
                 raise StorageUnavailableError(
                     f"{numbered(self._jobs, 'job')} with durable=False wait for the database "
-                    f"{storage.alias!r}, which cannot be written to. Is it running?"
+                    f"{database.alias!r}, which cannot be written to. Is it running?"
                 )
             self._batches += kept
             self._jobs += sum(len(batch.payloads) for batch in kept)
             is_full = self._jobs >= JOBS
-        storage.background.at(time.monotonic() + (0 if is_full else DELAY), _key(is_full), self._write)
+        self._background.at(time.monotonic() + (0 if is_full else DELAY), _key(is_full), self._write)
         results = [EnqueueResult(id, "queued", batch.queue) for batch in kept for id in batch.ids or ()]
-        if not storage.dialect.has_clock and connections[storage.alias].in_atomic_block:
-            commits.note(storage.alias, results)  # Until the transaction ends, nobody can wait for them.
+        if not database.dialect.has_clock and connections[database.alias].in_atomic_block:
+            commits.note(database.alias, results)  # Until the transaction ends, nobody can wait for them.
         return results
 
     def _check_room(self, batch: Batch) -> None:
-        policy, count = self._storage.policy(batch.queue), len(batch.payloads)
+        policy, count = self._database.policy(batch.queue), len(batch.payloads)
         limit = policy.max_size
         if limit is None or policy.when_full in DROPPING or batch.options.rejected is not None:
             return
-        if self._storage.transactions.read(lambda tx: pending(tx, batch.queue)) + count > limit:
+        if self._database.transactions.read(lambda tx: pending(tx, batch.queue)) + count > limit:
             raise full_error(batch.queue, limit, count)
 
     def flush(self) -> None:
@@ -437,7 +436,7 @@ class WriteBuffer:
             self.flush()
         except StorageUnavailableError as error:
             logger.warning("Could not write jobs with durable=False, retrying: %s", error)
-            self._storage.background.at(time.monotonic() + RETRY, _key(True), self._write)
+            self._background.at(time.monotonic() + RETRY, _key(True), self._write)
 
     def _take(self) -> list[Batch]:
         with self._lock:
@@ -468,8 +467,8 @@ class WriteBuffer:
             )
 
     def _enqueue(self, batches: Sequence[Batch]) -> None:
-        with named(self._storage.alias):
-            self._storage.transactions.write_apart(lambda tx: enqueue(tx, batches))
+        with named(self._database.alias):
+            self._database.transactions.write_apart(lambda tx: enqueue(tx, batches))
 
 
 def _key(is_full: bool) -> tuple[str, bool]:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from secrets import token_hex
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 from weakref import WeakSet
 
 from django.db import connections
@@ -24,12 +24,11 @@ from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, PENDING, TERMINAL, State
 from djqueue.storage.facets import EventHandler, Events, Unsubscribe
 
+from .connections import as_current, is_in_transaction
 from .dialects import Row
 from .stored import ids_by_queue
-from .transaction import Tx, as_current, is_in_transaction
-
-if TYPE_CHECKING:
-    from .storage import DatabaseStorage
+from .transaction import Database, Tx, Unpublished
+from .wake import Follower
 
 Change = tuple[str, State, int]
 """An event, the state after it, and the number of items so far."""
@@ -154,13 +153,6 @@ class EventSubscriber:
         self.answered.set()
 
 
-class Unpublished:
-    """Events of a transaction of this process, until they are delivered here."""
-
-    def __init__(self, events: Sequence[Event]) -> None:
-        self.events = events
-
-
 class Barrier(NamedTuple):
     """Subscribers to queues that wait for the end of transactions, which may not know of them."""
 
@@ -184,8 +176,9 @@ class WatchedJob:
 class SqlEvents(Events):
     """Subscriptions of this process."""
 
-    def __init__(self, storage: "DatabaseStorage") -> None:
-        self._storage = storage
+    def __init__(self, database: Database, follower: Follower) -> None:
+        self._database = database
+        self._follower = follower
         self._reset()
         after_fork(self._reset)
 
@@ -224,9 +217,9 @@ class SqlEvents(Events):
         self, queue: str, subscriber: EventSubscriber, job_id: str | None, seen: Seen | None
     ) -> Unsubscribe:
         key = None if job_id is None else (queue, job_id)
-        wrapper = connections[self._storage.alias]
+        wrapper = connections[self._database.alias]
         if is_in_transaction(wrapper):
-            subscriber.caller = self._storage.dialect.session(wrapper)
+            subscriber.caller = self._database.dialect.session(wrapper)
         with self._lock:
             if key is None:
                 self._queues[queue] = [*self._queues.get(queue, ()), subscriber]
@@ -239,8 +232,8 @@ class SqlEvents(Events):
             with self._lock:
                 self._forget(queue, key, subscriber)
 
-        if self._storage.follower.is_possible:
-            self._storage.follower.follow()
+        if self._follower.is_possible:
+            self._follower.follow()
             if not is_confirmed and self._may_wait():
                 try:
                     self._await(subscriber)
@@ -279,16 +272,16 @@ class SqlEvents(Events):
 
     def _may_wait(self) -> bool:
         """Return whether the confirmation does not wait for the caller."""
-        if self._storage.follower.is_current_thread:
+        if self._follower.is_current_thread:
             return False
-        wrapper = connections[self._storage.alias]
+        wrapper = connections[self._database.alias]
         # The one writer of SQLite may be the caller's transaction.
-        return self._storage.dialect.has_clock or not is_in_transaction(wrapper)
+        return self._database.dialect.has_clock or not is_in_transaction(wrapper)
 
     def _await(self, subscriber: EventSubscriber) -> None:
         if not subscriber.answered.wait(remaining(PATIENCE)):
             raise StorageUnavailableError(
-                f"the database {self._storage.alias!r} did not confirm a subscription in time. "
+                f"the database {self._database.alias!r} did not confirm a subscription in time. "
                 "Is it overloaded?"
             )
         if subscriber.error is not None:
@@ -353,7 +346,7 @@ class SqlEvents(Events):
         for event, subscribers in deliveries:
             self._deliver(event, subscribers)
         if self._new:
-            self._storage.follower.follow()
+            self._follower.follow()
 
     def _note(self, event: Event) -> list[EventSubscriber]:
         """Return who receives an event, and record what it says of a watched job."""
@@ -422,7 +415,7 @@ class SqlEvents(Events):
 
     def _must_renew(self, queue: str) -> bool:
         # A clock that was set back has gone as far as one that ran.
-        return abs(self._storage.clock.now() - self._renewed.get(queue, -RENEW)) >= RENEW
+        return abs(self._database.clock.now() - self._renewed.get(queue, -RENEW)) >= RENEW
 
     def _observe(self, tx: Tx, wrapper: BaseDatabaseWrapper) -> None:
         """Record the queues of subscribers as observed, and confirm new subscriptions."""
@@ -436,9 +429,9 @@ class SqlEvents(Events):
                 if not one.answered.is_set() and id(one) not in waited
             ]
         if queues:
-            now = self._storage.clock.now()
-            with as_current(self._storage.alias, wrapper):
-                self._storage.transactions.write_apart(lambda write: _observe(write, queues), wrapper)
+            now = self._database.clock.now()
+            with as_current(self._database.alias, wrapper):
+                self._database.transactions.write_apart(lambda write: _observe(write, queues), wrapper)
             self._renewed |= dict.fromkeys(queues, now)
         if new:
             self._begin(tx, new)
@@ -452,7 +445,7 @@ class SqlEvents(Events):
             subscriber.since = last
         callers = [one.caller for one in subscribers if one.caller is not None]
         self._barriers.append(
-            Barrier(subscribers, tx.dialect.writers(tx, callers), time.monotonic() + WRITERS)
+            Barrier(subscribers, tx.dialect.writers(tx.rows, callers), time.monotonic() + WRITERS)
         )
 
     def _end_barriers(self, tx: Tx) -> None:
@@ -461,7 +454,7 @@ class SqlEvents(Events):
             return
         now, left = time.monotonic(), []
         open_ones = (
-            tx.dialect.writers(tx, []) if any(barrier.writers for barrier in self._barriers) else set()
+            tx.dialect.writers(tx.rows, []) if any(barrier.writers for barrier in self._barriers) else set()
         )
         for barrier in self._barriers:
             writers = barrier.writers & open_ones

@@ -22,7 +22,7 @@ from djqueue.core.stalls import stalled_error
 from djqueue.core.states import State
 from djqueue.storage.tables import rows
 
-from . import dependencies, limiters, queues, stored, transitions
+from . import dependencies, limiters, queues, stored, transitions, workers
 from .claim import CLAIM, COLUMNS, Claim
 from .dialects import Row
 from .stored import TOKENS, StoredJob, advance, by_keys, holding_group, is_grouped, keep_newest, select
@@ -71,10 +71,10 @@ def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[b
         advance(tx, queue, names)
     _free_keys(tx, plain.values())
     accepted: list[bool | None] = []
-    left = set(taken)
+    unreported = set(taken)
     for outcome in outcomes:
-        accepted.append(None if outcome.token in locked else outcome.token in left)
-        left.discard(outcome.token)
+        accepted.append(None if outcome.token in locked else outcome.token in unreported)
+        unreported.discard(outcome.token)
         if accepted[-1] and (claim := others.get(outcome.token)):
             _apply(tx, jobs[claim.pk], outcome, cancel=bool(claim.cancel))
     for queue, limiter in sorted({(claim.queue, claim.limiter or "") for claim in taken.values()}):
@@ -167,17 +167,17 @@ def _look(
     named, queues = tx.among("name", names)
     within, homes = tx.among("queue", names)
     known, ids = tx.among("job_id", [claim.job_id for claim in plain])
-    found = tx.rows(
+    marks = tx.rows(
         "SELECT 'observed', name, '', 0 FROM djqueue_observed WHERE until > ? UNION ALL "
         f"SELECT 'limited', name, '', concurrency FROM djqueue_queue_state WHERE {named} AND limits_set "
         "UNION ALL SELECT DISTINCT 'followed', queue, job_id, 0 FROM djqueue_dependency "
         f"WHERE {within} AND {known} AND NOT met",
         *(tx.now, queues, homes, ids),
     )
-    tx.observed = {queue for kind, queue, *_ in found if kind == "observed"}
-    limits = {queue: tx.storage.policy(queue).concurrency for queue in names}
-    limits |= {queue: concurrency for kind, queue, _, concurrency in found if kind == "limited"}
-    return {(queue, id) for kind, queue, id, _ in found if kind == "followed"}, limits
+    tx.observed = {queue for kind, queue, *_ in marks if kind == "observed"}
+    limits = {queue: tx.database.policy(queue).concurrency for queue in names}
+    limits |= {queue: concurrency for kind, queue, _, concurrency in marks if kind == "limited"}
+    return {(queue, id) for kind, queue, id, _ in marks if kind == "followed"}, limits
 
 
 def _completed(tx: Tx, claims: Iterable[Claim], followed: set[JobKey]) -> None:
@@ -201,11 +201,11 @@ def _completed(tx: Tx, claims: Iterable[Claim], followed: set[JobKey]) -> None:
 
 def _groups(tx: Tx, claims: Iterable[Claim]) -> dict[str, list[str]]:
     """Return the groups of completed jobs that may continue, each once, by queue."""
-    found: dict[str, dict[str, None]] = {}
+    by_queue: dict[str, dict[str, None]] = {}
     for claim in claims:
         if (group := holding_group(tx, claim.queue, claim.group)) is not None:
-            found.setdefault(claim.queue, {})[group] = None
-    return {queue: list(names) for queue, names in found.items()}
+            by_queue.setdefault(claim.queue, {})[group] = None
+    return {queue: list(names) for queue, names in by_queue.items()}
 
 
 def _free_keys(tx: Tx, claims: Iterable[Claim]) -> None:
@@ -215,8 +215,8 @@ def _free_keys(tx: Tx, claims: Iterable[Claim]) -> None:
         if claim.unique_key is not None:
             by_queue.setdefault(claim.queue, {})[claim.pk] = claim.unique_key
     for queue, keys in by_queue.items():
-        left = keys.keys() - dependencies.free_keys(tx, queue, keys)
-        for pk in sorted(left):
+        remaining = keys.keys() - dependencies.free_keys(tx, queue, keys)
+        for pk in sorted(remaining):
             transitions.free_key(tx, queue, keys[pk], pk)
 
 
@@ -252,15 +252,15 @@ def held_claims(
     Args:
         lock: What follows the SELECT.
     """
-    wanted = {attempt.token: (attempt.queue, attempt.id) for attempt in attempts}
-    condition, values = tx.among("token", list(wanted))
-    keyed, pks = tx.among("id", [token >> TOKENS for token in wanted])
-    found = tx.rows(
+    keys = {attempt.token: (attempt.queue, attempt.id) for attempt in attempts}
+    condition, values = tx.among("token", list(keys))
+    keyed, pks = tx.among("id", [token >> TOKENS for token in keys])
+    rows = tx.rows(
         "SELECT token, id, cancel, queue, job_id, lease_until FROM djqueue_claim "
         f"WHERE {keyed} AND {condition}{lock}",
         *(pks, values),
     )
-    return {row[0]: row for row in found if wanted[row[0]] == row[3:5]}
+    return {row[0]: row for row in rows if keys[row[0]] == row[3:5]}
 
 
 def _free_and_locked(
@@ -287,7 +287,7 @@ def renew(tx: Tx, leases: Sequence[Lease], *, waits: bool = False) -> list[Renew
     by_length: dict[int, list[int]] = {}
     for lease in leases:
         if lease.token in free:
-            length = tx.storage.policy(lease.queue).lease
+            length = tx.database.policy(lease.queue).lease
             by_length.setdefault(length, []).append(free[lease.token][1])
     for length, pks in by_length.items():
         condition, values = tx.among("id", pks)
@@ -316,7 +316,7 @@ def report(tx: Tx, reports: Sequence[ProgressReport]) -> list[bool | None]:
             tx.note(job, "progress")
         if one.lines:
             tx.touch()
-            limit = tx.storage.policy(job.queue).retention.logs.count
+            limit = tx.database.policy(job.queue).retention.logs.count
             tx.insert("djqueue_job_log", rows.LOG, rows.log_rows(job, one.lines[-limit:]))
             keep_newest(tx, "djqueue_job_log", job, limit)
     return accepted
@@ -375,7 +375,7 @@ def stall(tx: Tx, pk: int, token: int) -> bool:
         transitions.cancel_active(tx, job, "cancelled")
         tx.note_incident(job, "cancelled")
     elif job.stalls >= job.options.max_stalls:
-        reason = "stalled" if tx.storage.workers.is_known(tx, job.worker) else "worker_lost"
+        reason = "stalled" if workers.is_known(tx, job.worker) else "worker_lost"
         last = AttemptRecord(job.attempts, job.worker, job.started_at, tx.now, "stalled")
         history = [*stored.history(tx, job), last]
         error = stalled_error(job.stalls + 1, history)

@@ -194,7 +194,7 @@ def policy_of(tx: Tx, name: str) -> LimiterPolicy:
         "SELECT rate_capacity, rate_per, concurrency FROM djqueue_limiter_state WHERE name = ?", name
     )
     if row is None:
-        return tx.storage.limiter_policies.get(name, NO_LIMITS)
+        return tx.database.limiter_policies.get(name, NO_LIMITS)
     rate, concurrency = pair_of_limits(*row)
     return LimiterPolicy(rate=rate, concurrency=concurrency)
 

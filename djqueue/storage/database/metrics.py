@@ -6,7 +6,6 @@ rows of each queue by their sum, and adds the totals of the new ones to the buck
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from djqueue.core.metrics import (
     ALL_TIME,
@@ -27,10 +26,7 @@ from djqueue.core.metrics import Row as Found
 from djqueue.core.overview import Totals
 from djqueue.storage.tables.metricrows import BUCKET, bucket_row, bucket_values, pack_histogram
 
-from .transaction import STATES, TALLY, TALLY_COLUMNS, Tx
-
-if TYPE_CHECKING:
-    from .storage import DatabaseStorage
+from .transaction import STATES, TALLY, TALLY_COLUMNS, Database, Tx
 
 READ = f"SELECT {', '.join(BUCKET)} FROM djqueue_metric_bucket"
 ADD_UP = (
@@ -50,15 +46,15 @@ EXPIRED = 500
 # Sweeps.
 
 
-def sweep(storage: "DatabaseStorage") -> None:
+def sweep(database: Database) -> None:
     """Add the tallies of each queue up to one row, and what they count to the metrics; drop old buckets.
 
     Any number of processes may sweep: a row is deleted by the transaction that adds its numbers elsewhere.
     """
-    write, read = storage.transactions.write, storage.transactions.read
+    write, read = database.transactions.write, database.transactions.read
     for queue in read(_changed):
         _rounds(partial(write, partial(_add_up, queue=queue)), ROWS)
-    for tier, kept in storage.metrics.kept().items():
+    for tier, kept in database.metrics.kept().items():
         if read(partial(_has_expired, tier=tier, kept=kept)):
             _rounds(partial(write, partial(_delete_expired, tier=tier, kept=kept)), EXPIRED)
 

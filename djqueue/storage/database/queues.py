@@ -11,9 +11,10 @@ from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.storage.tables.groups import limit_of
 from djqueue.storage.tables.rows import pair_of_limits
 
-from . import limiters, metrics, retention, stored, transitions
-from .stored import GROUP_LIMIT, LockedGroup
-from .transaction import Tx, limits_lock, use_lock
+from . import limiters, metrics, stored, transitions
+from .expiry import ExpiryStep
+from .stored import GROUP_LIMIT, LockedGroup, used_queues
+from .transaction import Tx, limits_lock
 
 T = TypeVar("T")
 LIMIT = 500
@@ -39,7 +40,7 @@ class QueueControls(NamedTuple):
 
 def controls(tx: Tx, queue: str) -> QueueControls:
     """Return the pause and limits that apply to a queue: set at run time, or else those of its policy."""
-    policy = tx.storage.policy(queue)
+    policy = tx.database.policy(queue)
     row = tx.row(
         "SELECT paused, limits_set, rate_capacity, rate_per, concurrency FROM djqueue_queue_state "
         "WHERE name = ?",
@@ -50,52 +51,10 @@ def controls(tx: Tx, queue: str) -> QueueControls:
     return QueueControls(bool(row[0]), *pair_of_limits(*row[2:]))
 
 
-def use(tx: Tx, queue: str, *, waits: bool = True) -> bool:
-    """Record that a queue is used, and its group mode; return whether it is recorded. A storage without
-    settings follows the recorded mode.
-
-    Raises ConfigurationError if it is used in another group mode.
-
-    Args:
-        tx: The transaction.
-        queue: The queue.
-        waits: Wait for another transaction that records the first use of the queue. Otherwise, the record
-            is left to that one.
-    """
-    policy = tx.storage.policy(queue)
-    recorded = tx.value(
-        "SELECT mode FROM djqueue_queue_state s JOIN djqueue_group_state g ON g.queue = s.name "
-        "AND g.\"group\" = '' AND mode <> '' WHERE s.name = ?",
-        queue,
-    )
-    if recorded is None:
-        if waits:
-            tx.lock(use_lock(queue))
-        elif tx.try_lock([use_lock(queue)]):
-            return False
-        tx.run(
-            "INSERT INTO djqueue_queue_state (name, paused, limits_set) VALUES (?, FALSE, FALSE) "
-            "ON CONFLICT (name) DO NOTHING",
-            queue,
-        )
-        recorded = tx.value(
-            "INSERT INTO djqueue_group_state (queue, \"group\", mode, paused) VALUES (?, '', ?, FALSE) "
-            'ON CONFLICT (queue, "group") DO UPDATE SET mode = '
-            "CASE WHEN djqueue_group_state.mode = '' THEN excluded.mode ELSE djqueue_group_state.mode END "
-            "RETURNING mode",
-            *(queue, policy.group_mode),
-        )
-    if tx.storage.has_settings:
-        policy.check_mode(queue, recorded)
-    else:
-        tx.storage.follow_mode(queue, recorded)
-    return True
-
-
 def check_modes(tx: Tx) -> None:
     """Raise ConfigurationError if a queue is configured with another group mode than it is used in."""
     for queue, mode in recorded_modes(tx, None).items():
-        tx.storage.policy(queue).check_mode(queue, mode)
+        tx.database.policy(queue).check_mode(queue, mode)
 
 
 def recorded_modes(tx: Tx, names: Sequence[str] | None) -> dict[str, str]:
@@ -111,7 +70,7 @@ def pause(tx: Tx, queue: str, *, paused: bool) -> None:
     """Stop claims from a queue, or resume them."""
     tx.touch()
     if paused:
-        use(tx, queue)
+        stored.use(tx, queue)
     tx.run("UPDATE djqueue_queue_state SET paused = ? WHERE name = ?", paused, queue)
     if not paused:
         tx.woken.add(queue)
@@ -120,7 +79,7 @@ def pause(tx: Tx, queue: str, *, paused: bool) -> None:
 def set_limits(tx: Tx, queue: str, rate: SetRate, concurrency: SetConcurrency) -> None:
     """Change the limits of a queue; a limit that is not given stays as it is."""
     tx.touch()
-    use(tx, queue)
+    stored.use(tx, queue)
     tx.lock(limits_lock(queue))
     now = controls(tx, queue)
     new_rate = now.rate if rate is UNSET else rate
@@ -139,7 +98,7 @@ def set_limits(tx: Tx, queue: str, rate: SetRate, concurrency: SetConcurrency) -
 def change_group(tx: Tx, queue: str, group: str | None, changes: Mapping[str, Any]) -> None:
     """Change the overrides of a group, or those of all groups of the queue if `group` is None."""
     tx.touch()
-    use(tx, queue)
+    stored.use(tx, queue)
     name = group or ""
     row = tx.row(
         f'SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? AND "group" = ?', queue, name
@@ -205,7 +164,7 @@ def clean(run: StepRunner, queue: str, states: frozenset[State], before: int, li
     return removed
 
 
-def _clean_some(tx: Tx, queue: str, state: State, before: int, limit: int) -> retention.ExpiryStep:
+def _clean_some(tx: Tx, queue: str, state: State, before: int, limit: int) -> ExpiryStep:
     """Remove the first jobs of one state, in the order of an index."""
     time = "finished_at" if state in TERMINAL else "created_at"
     order = {State.BLOCKED: "id DESC", State.WAITING: "id", State.DELAYED: "id"}.get(state, time)
@@ -215,7 +174,7 @@ def _clean_some(tx: Tx, queue: str, state: State, before: int, limit: int) -> re
     )
     jobs = [job for job in stored.by_keys(tx, [pk for (pk,) in pks]) if job.state is state]
     transitions.remove(tx, jobs)
-    return retention.ExpiryStep(len(pks), len(jobs))
+    return ExpiryStep(len(pks), len(jobs))
 
 
 def obliterate(run: StepRunner, queue: str, *, force: bool) -> int:
@@ -256,7 +215,7 @@ def _close(tx: Tx, queue: str, *, force: bool) -> tuple[bool, int]:
     return was_paused, tx.value("SELECT MAX(id) FROM djqueue_job") or 0
 
 
-def _remove_newest(tx: Tx, queue: str, newest: int, *, force: bool) -> retention.ExpiryStep:
+def _remove_newest(tx: Tx, queue: str, newest: int, *, force: bool) -> ExpiryStep:
     """Remove the newest jobs of one state of a closed queue.
 
     So a job that waits for another one of the queue goes before it, or with it.
@@ -271,13 +230,13 @@ def _remove_newest(tx: Tx, queue: str, newest: int, *, force: bool) -> retention
                 _end_active(tx, queue, started, force=force)
                 jobs = stored.by_keys(tx, pks, lock=False)
             transitions.remove(tx, jobs)
-            return retention.ExpiryStep(len(pks), len(jobs))
-    return retention.ExpiryStep(0)
+            return ExpiryStep(len(pks), len(jobs))
+    return ExpiryStep(0)
 
 
 def _forget(tx: Tx, queue: str) -> None:
     """Remove what is left of a queue without its jobs."""
-    limiter = tx.storage.policy(queue).limiter
+    limiter = tx.database.policy(queue).limiter
     if limiter is not None:
         limiters.LockedLimiter(tx, limiter).forget(queue)
     metrics.reset(tx, queue)
@@ -302,7 +261,7 @@ def _end_active(tx: Tx, queue: str, pks: Sequence[int], *, force: bool) -> None:
             transitions.cancel_active(tx, job, "obliterated")
 
 
-def names(tx: Tx) -> list[str]:
+def queue_names(tx: Tx) -> list[str]:
     """Return the names of the queues that have been used, sorted."""
     used: Sequence[tuple[str]] = tx.rows("SELECT name FROM djqueue_queue_state")
-    return sorted({name for (name,) in used} | set(tx.storage.used_queues(tx, "djqueue_job")))
+    return sorted({name for (name,) in used} | set(used_queues(tx, "djqueue_job")))

@@ -1,8 +1,8 @@
 """Reads of jobs, queues, groups and metrics: records, pages, overviews, explanations and diagnostics."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from django.db import connections
 
@@ -23,13 +23,12 @@ from djqueue.storage.reads import Reads
 from djqueue.storage.tables.inspector import DatabaseInspector
 from djqueue.storage.tables.rows import pair_of_limits, unpack_options
 
-from . import claim, deadletters, dependencies, limiters, metrics, queues, stored, upgrade
+from . import claim, deadletters, dependencies, limiters, metrics, queues, stored, upgrade, workers
+from .connections import CallThread
 from .dialects import Row
+from .queues import queue_names
 from .stored import LockedGroup, StoredJob, is_grouped
-from .transaction import STATES, TALLY, WIDTH, Tx
-
-if TYPE_CHECKING:
-    from .storage import DatabaseStorage
+from .transaction import STATES, TALLY, WIDTH, Database, Tx
 
 LATEST = 50_000
 """Rows of tallies that are counted for a version."""
@@ -38,23 +37,24 @@ LATEST = 50_000
 class SqlReads(Reads):
     """Reads of the tables."""
 
-    def __init__(self, storage: "DatabaseStorage") -> None:
-        self._storage = storage
-        self._read = storage.read
-        self._tables = DatabaseInspector(storage.alias)
+    def __init__(self, database: Database, calls: CallThread, describe: Callable[[], str]) -> None:
+        self._read = database.read
+        self._calls = calls
+        self._describe = describe
+        self._tables = DatabaseInspector(database.alias)
         self._waiting = WaitingCounts()
 
     def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
         return self._read(lambda _: self._tables.jobs(queue, ids))
 
     async def ajobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
-        return await self._storage.acall(self.jobs, queue, ids)
+        return await self._calls.call(self.jobs, queue, ids)
 
     def items(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
         return self._read(lambda tx: items(tx, queue, marks))
 
     async def aitems(self, queue: str, marks: Sequence[ItemMark]) -> list[ItemPage | None]:
-        return await self._storage.acall(self.items, queue, marks)
+        return await self._calls.call(self.items, queue, marks)
 
     def states(self, queue: str, ids: Sequence[str]) -> list[State | None]:
         return self._read(lambda _: self._tables.states(queue, ids))
@@ -78,7 +78,7 @@ class SqlReads(Reads):
 
     def find(self, id: str, queues: Sequence[str] | None = None) -> list[tuple[str, State]]:
         def work(tx: Tx) -> list[tuple[str, State]]:
-            return self._tables.find(id, self._storage.queue_names(tx) if queues is None else queues)
+            return self._tables.find(id, queue_names(tx) if queues is None else queues)
 
         return self._read(work)
 
@@ -110,7 +110,7 @@ class SqlReads(Reads):
         last = (
             "SELECT MAX(id), COUNT(*) FROM djqueue_tally WHERE id > (SELECT MAX(id) FROM djqueue_tally) - ?"
         )
-        return version_of(tx.rows(last, LATEST), self._storage.workers.alive(tx))
+        return version_of(tx.rows(last, LATEST), workers.alive(tx))
 
     def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
         return self._read(lambda tx: groups(tx, queue, limit, names))
@@ -133,7 +133,7 @@ class SqlReads(Reads):
         return self._read(lambda tx: dict(tx.rows(expired, tx.tick - grace)))
 
     def diagnostics(self) -> Diagnostics:
-        return self._read(diagnose)
+        return self._read(lambda tx: diagnose(tx, self._describe()))
 
     def findings(self) -> Sequence[Finding]:
         return self._read(upgrade.findings)
@@ -332,7 +332,7 @@ def _count(tx: Tx, names: Sequence[str]) -> dict[str, WaitingCount]:
 
 def overview(tx: Tx, counts: WaitingCounts, names: Sequence[str] | None) -> Overview:
     """Return the counts and controls of queues (None: of all)."""
-    wanted = queues.names(tx) if names is None else list(names)
+    wanted = queue_names(tx) if names is None else list(names)
     if not wanted:
         return Overview(tx.now, [])
     listed, values = tx.listed(list(dict.fromkeys(wanted)))
@@ -382,7 +382,7 @@ def _overview_of(
         due,
         weight,
     ) = row
-    policy, (totals, counts) = tx.storage.policy(name), tally
+    policy, (totals, counts) = tx.database.policy(name), tally
     rate, concurrency = policy.rate, policy.concurrency
     if limits_set:
         rate, concurrency = pair_of_limits(set_capacity, set_per, set_concurrency)
@@ -409,12 +409,12 @@ def _overview_of(
 def modes(tx: Tx, names: Sequence[str]) -> dict[str, str]:
     """Return the group modes of queues."""
     recorded = queues.recorded_modes(tx, names) if names else {}
-    return {name: recorded.get(name, tx.storage.policy(name).group_mode) for name in names}
+    return {name: recorded.get(name, tx.database.policy(name).group_mode) for name in names}
 
 
 def groups(tx: Tx, queue: str, limit: int, names: Sequence[str]) -> GroupsOverview:
     """Return up to `limit` groups, those with most waiting jobs first, and the named ones."""
-    policy = tx.storage.policy(queue)
+    policy = tx.database.policy(queue)
     mode = modes(tx, [queue])[queue]
     own = queues.group_limits(tx, queue)
     default = own.pop(None, NO_LIMIT)
@@ -496,7 +496,7 @@ HOLDERS = (
 def explain(tx: Tx, queue: str, id: str) -> Explanation | None:
     """Explain why a job is not running; None for an unknown job."""
     job = stored.by_id(tx, queue, id, lock=False)
-    return None if job is None else decide(_facts(tx, job), tx.storage.workers.alive(tx))
+    return None if job is None else decide(_facts(tx, job), workers.alive(tx))
 
 
 def _facts(tx: Tx, job: StoredJob) -> Facts:
@@ -536,7 +536,7 @@ def _ready_before(tx: Tx, job: StoredJob) -> int | None:
 
 
 def _shared(tx: Tx, job: StoredJob, facts: Facts) -> Facts:
-    name = tx.storage.policy(job.queue).limiter
+    name = tx.database.policy(job.queue).limiter
     if name is None:
         return facts
     limiter = limiters.LockedLimiter(tx, name, lock=False)
@@ -626,21 +626,21 @@ ESTIMATES = (
 )
 
 
-def diagnose(tx: Tx) -> Diagnostics:
-    """Describe the database, its tables and workers."""
+def diagnose(tx: Tx, location: str) -> Diagnostics:
+    """Describe the database, which is at this location, its tables and workers."""
     lines = [
-        DiagnosticLine("storage.where", "Storage", "Location", tx.storage.describe()),
-        DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(queues.names(tx)):,}"),
+        DiagnosticLine("storage.where", "Storage", "Location", location),
+        DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(queue_names(tx)):,}"),
         *_server(tx),
         _sweeps(tx),
         *_tables(tx),
-        workers_line(len(tx.storage.workers.alive(tx))),
+        workers_line(len(workers.alive(tx))),
     ]
     return Diagnostics("database", tx.now, lines)
 
 
 def _server(tx: Tx) -> Iterator[DiagnosticLine]:
-    connection: Any = connections[tx.storage.alias]
+    connection: Any = connections[tx.database.alias]
     version = ".".join(map(str, connection.get_database_version()))
     yield DiagnosticLine("server.version", "Server", "Version", f"{connection.display_name} {version}")
     if tx.dialect.has_clock:
@@ -651,7 +651,7 @@ def _server(tx: Tx) -> Iterator[DiagnosticLine]:
     pages, length = tx.value("PRAGMA page_count"), tx.value("PRAGMA page_size")
     yield DiagnosticLine("server.size", "Server", "File size", size(pages * length))
     mode = str(tx.value("PRAGMA journal_mode"))
-    yield journal_mode(mode, has_workers=bool(tx.storage.workers.alive(tx)))
+    yield journal_mode(mode, has_workers=bool(workers.alive(tx)))
 
 
 def journal_mode(mode: str, *, has_workers: bool) -> DiagnosticLine:

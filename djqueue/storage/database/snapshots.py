@@ -7,7 +7,6 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
 
 from django.db import Error, connections
 
@@ -20,6 +19,7 @@ from djqueue.core.queue import GLOBAL
 from djqueue.core.sharing import NO_LIMITS
 from djqueue.core.states import LIVE, TERMINAL, State
 from djqueue.storage import snapshots
+from djqueue.storage.facets import Workers
 from djqueue.storage.snapshots import (
     LimiterSettings,
     Part,
@@ -39,15 +39,12 @@ from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.groups import limit_of
 from djqueue.storage.tables.rows import TEXT_LIMIT, clean, pair_of_limits
 
-from . import dependencies, queues, stored
+from . import queues, stored, transitions
 from .dependencies import DEPENDENCY
 from .dialects import Row
 from .limiters import rate_columns
 from .stored import COLUMNS, DELAYED, GROUP_LIMIT, HELD, HOT, READY, StoredJob, job_of
-from .transaction import REPEATS, STATES, Tx
-
-if TYPE_CHECKING:
-    from .storage import DatabaseStorage
+from .transaction import REPEATS, STATES, Database, Tx
 
 HELD_BACK = 1 << 61
 """First position of the jobs that their groups hold back: behind those that are ready."""
@@ -56,28 +53,29 @@ HELD_BACK = 1 << 61
 class SqlSnapshots(Snapshots):
     """Snapshots of the tables of one database."""
 
-    def __init__(self, storage: "DatabaseStorage") -> None:
-        self._storage = storage
-        self._alias = storage.alias
+    def __init__(self, database: Database, workers: Workers) -> None:
+        self._database = database
+        self._workers = workers
+        self._alias = database.alias
 
     @contextmanager
     def read(self, page: int = snapshots.PAGE) -> Iterator[Iterator[Part]]:
-        storage = self._storage
+        database = self._database
         with named(self._alias), closing(connections.create_connection(self._alias)) as connection:
-            set_right(storage.clock)
+            set_right(database.clock)
             connection.ensure_connection()
             with connection.wrap_database_errors:
-                cursor = storage.dialect.cursor(connection)
-                cursor.execute(storage.dialect.snapshot)
+                cursor = database.dialect.cursor(connection)
+                cursor.execute(database.dialect.snapshot)
                 try:
-                    jobs = Reader(Tx(storage, storage.dialect, cursor)).parts(page)
+                    jobs = Reader(Tx(database, cursor)).parts(page)
                     pages = schedules.pages(connection, self._alias, page)
                     yield itertools.chain(jobs, (Part(snapshots.SCHEDULE, "", found) for found in pages))
                 finally:
                     cursor.execute("ROLLBACK")
 
     def is_empty(self) -> bool:
-        return self._storage.read(self._is_empty)
+        return self._database.read(self._is_empty)
 
     def _is_empty(self, tx: Tx) -> bool:
         reader = Reader(tx)
@@ -89,10 +87,10 @@ class SqlSnapshots(Snapshots):
         )
 
     def write(self, parts: Iterable[Part], *, replace: bool = False) -> SnapshotCounts:
-        storage = self._storage
-        check_target(self, storage.workers.all(), replace=replace)
-        now = storage.clock.now()
-        with closing(SnapshotSpool(storage.policy, now, storage.random)) as spool:
+        database = self._database
+        check_target(self, self._workers.all(), replace=replace)
+        now = database.clock.now()
+        with closing(SnapshotSpool(database.policy, now, database.random)) as spool:
             spool.fill(parts)
             with named(self._alias):
                 self._commit(spool, now, replace=replace)
@@ -100,15 +98,15 @@ class SqlSnapshots(Snapshots):
 
     def _commit(self, spool: SnapshotSpool, now: int, *, replace: bool) -> None:
         """Replace everything by what is spooled; repeat that after a conflict with another transaction."""
-        storage, dialect = self._storage, tables.dialect_for(self._alias)
+        database, dialect = self._database, tables.dialect_for(self._alias)
         limit = 0 if connections[self._alias].in_atomic_block else REPEATS
         for number in itertools.count():
             try:
                 # Django's own transaction: the schedules are written by its models.
                 with dialect.transaction(durable=True):
-                    storage.transactions.write(lambda tx: self._replace(tx, spool, now, replace=replace))
+                    database.transactions.write(lambda tx: self._replace(tx, spool, now, replace=replace))
             except Error as error:
-                if number >= limit or not storage.dialect.may_repeat(error.__cause__ or error):
+                if number >= limit or not database.dialect.may_repeat(error.__cause__ or error):
                     raise
             else:
                 return
@@ -117,10 +115,10 @@ class SqlSnapshots(Snapshots):
         restore = TableRestore(tx, spool, now)
         restore.lock()
         # Again, because other processes may have written until now.
-        check_target(self, self._storage.workers.all(), replace=replace)
+        check_target(self, self._workers.all(), replace=replace)
         restore.run()
         schedules.replace(self._alias, spool.schedules)
-        self._storage.forget_used()
+        self._database.used_until.clear()
 
 
 class Reader:
@@ -133,7 +131,7 @@ class Reader:
         """Return all parts except the schedules; jobs in pages, in the order of their primary keys."""
         tx = self._tx
         settings = self.settings()
-        names = {*settings, *queues.names(tx)}
+        names = {*settings, *queues.queue_names(tx)}
         last = 0
         statement = f"SELECT {COLUMNS}, j.retries FROM djqueue_job j WHERE j.id > ? ORDER BY j.id LIMIT ?"
         while found := tx.rows(statement, last, page):
@@ -164,7 +162,7 @@ class Reader:
         for name, paused, are_set, capacity, per, concurrency in tx.rows(
             "SELECT name, paused, limits_set, rate_capacity, rate_per, concurrency FROM djqueue_queue_state"
         ):
-            policy, limits = tx.storage.policy(name), pair_of_limits(capacity, per, concurrency)
+            policy, limits = tx.database.policy(name), pair_of_limits(capacity, per, concurrency)
             given = limits if are_set and limits != (policy.rate, policy.concurrency) else None
             found[name] = QueueSettings(bool(paused), modes.get(name, ""), given, groups.get(name, {}))
         for name in {*groups, *modes} - found.keys():
@@ -177,7 +175,7 @@ class Reader:
         for name, *row in tx.rows(
             "SELECT name, rate_capacity, rate_per, concurrency FROM djqueue_limiter_state ORDER BY name"
         ):
-            policy = tx.storage.limiter_policies.get(name, NO_LIMITS)
+            policy = tx.database.limiter_policies.get(name, NO_LIMITS)
             rate, concurrency = pair_of_limits(*row)
             if (rate, concurrency) != (policy.rate, policy.concurrency):
                 yield LimiterSettings(name, rate, concurrency)
@@ -335,7 +333,7 @@ class TableRestore:
             self._tx.insert("djqueue_dead_letter", rows.LETTER, [_letter_row(letter) for letter in letters])
         for pk, key, state in self._ended:
             for job in stored.by_keys(self._tx, [pk]):
-                dependencies.resolve(self._tx, job, key, state)
+                transitions.resolve(self._tx, job, key, state)
 
     def _clear(self) -> None:
         tx = self._tx
@@ -433,7 +431,7 @@ class TableRestore:
 
     def _may_be_ready(self, job: EngineJob) -> bool:
         """Return whether a waiting job may be claimed by the rules of its group: see `LockedGroup`."""
-        group, policy = job.options.group, self._tx.storage.policy(job.queue)
+        group, policy = job.options.group, self._tx.database.policy(job.queue)
         if group is None or policy.group_mode == GLOBAL:
             return True
         if job.queue != self._queue:
@@ -462,7 +460,7 @@ class TableRestore:
         if job.state in LIVE:
             expires_at = self._expiry(job)
         else:
-            expires_at = rows.expiry(job, self._tx.storage.policy(job.queue).retention.of(job.state))
+            expires_at = rows.expiry(job, self._tx.database.policy(job.queue).retention.of(job.state))
         return (
             *(pk, job.queue, job.id, job.name, job.state.value, options.priority, job.payload),
             *(options.content_type, rows.pack_options(options), options.unique_key, options.group),
@@ -475,7 +473,7 @@ class TableRestore:
 
     def _add_belongings(self, job: EngineJob) -> None:
         if job.state is State.COMPLETED and job.result is not None:
-            keep = self._tx.storage.policy(job.queue).retention.results
+            keep = self._tx.database.policy(job.queue).retention.results
             self._rows["djqueue_job_result"].append(rows.result_row(job, keep))
         if job.history:
             self._rows["djqueue_job_attempt"] += [rows.attempt_row(job, attempt) for attempt in job.history]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgpack
 from django.db import connections
@@ -19,6 +19,7 @@ from djqueue.core.errors import OptionError, QueueFullError
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.storage import sparktables, wire
 from djqueue.storage.publishing import AbandonedPlans
+from djqueue.storage.reads import Reads
 from djqueue.storage.staging import (
     RESUMABLE,
     STAGE_TTL,
@@ -41,9 +42,7 @@ from djqueue.storage.tables.rows import chunked
 
 from . import enqueue
 from .bulkwrites import SqlBulkWriteReports
-
-if TYPE_CHECKING:
-    from .storage import DatabaseStorage
+from .transaction import Database
 
 PER_TRANSACTION = 100
 """Chunks to delete, or manifests to store, in one transaction."""
@@ -66,13 +65,13 @@ class SqlStaging(Staging):
     """The staging area in the tables of `djqueue.contrib.spark`.
 
     Args:
-        storage: The storage.
+        database: The database.
         lock_timeout: Maximum milliseconds to wait for a lock in PostgreSQL; None: as the connection says.
     """
 
-    def __init__(self, storage: "DatabaseStorage", lock_timeout: int | None = None) -> None:
-        self._storage = storage
-        self._alias = storage.alias
+    def __init__(self, database: Database, lock_timeout: int | None = None) -> None:
+        self._database = database
+        self._alias = database.alias
         self._lock_timeout = lock_timeout
 
     def stage_all(
@@ -240,7 +239,7 @@ class SqlStaging(Staging):
         return True
 
     def adopt(self, silence: int, limit: int) -> list[Plan]:
-        clock = self._storage.clock
+        clock = self._database.clock
         with named(self._alias):
             set_right(clock)
             now = clock.now()
@@ -398,10 +397,10 @@ class SqlStaging(Staging):
     def _writing(self) -> Iterator[int]:
         """Open a transaction, and yield the time."""
         with named(self._alias):
-            set_right(self._storage.clock)
+            set_right(self._database.clock)
             with tables.dialect_for(self._alias).transaction():
                 self._limit_lock_waits()
-                yield self._storage.clock.now()
+                yield self._database.clock.now()
 
     def _limit_lock_waits(self) -> None:
         connection = connections[self._alias]
@@ -591,7 +590,7 @@ class SqlStaging(Staging):
         """Enqueue jobs in the open transaction; `size` is that of their chunk, if they are all of one."""
         if not batches:
             return []
-        return self._storage.write(lambda tx: enqueue.enqueue(tx, batches, chunk=size))
+        return self._database.write(lambda tx: enqueue.enqueue(tx, batches, chunk=size))
 
     def _parts(self, **which: Any) -> Any:
         return rows_of("StagedPart", self._alias).filter(**which)
@@ -606,18 +605,18 @@ class SqlStaging(Staging):
 class StagingSweep:
     """Deletes what has expired, and publishes the rest of plans whose publishers have fallen silent."""
 
-    def __init__(self, storage: "DatabaseStorage") -> None:
-        self._storage = storage
-        staging = SqlStaging(storage, LOCK_TIMEOUT)
-        reports = SqlBulkWriteReports(storage.alias, storage.clock)
-        self._abandoned = AbandonedPlans(staging, reports, lambda queue: storage.reads.counts(queue))
+    def __init__(self, database: Database, reads: Reads) -> None:
+        self._database = database
+        staging = SqlStaging(database, LOCK_TIMEOUT)
+        reports = SqlBulkWriteReports(database.alias, database.clock)
+        self._abandoned = AbandonedPlans(staging, reports, reads.counts)
 
     def run(self) -> None:
         """Do some steps."""
-        now = self._storage.clock.now()
-        with named(self._storage.alias):
+        now = self._database.clock.now()
+        with named(self._database.alias):
             for _ in range(STEPS):
-                if not delete_expired(self._storage.alias, now, EXPIRED):
+                if not delete_expired(self._database.alias, now, EXPIRED):
                     break
         self._abandoned.sweep()
 

@@ -1,9 +1,7 @@
 """Jobs in a database of the project, without a scheduler: every process runs the same statements."""
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any, TypeVar, Unpack
@@ -11,10 +9,8 @@ from typing import Any, TypeVar, Unpack
 from django.db import Error, connections
 
 from djqueue.core.clock import Clock
-from djqueue.core.engine import DEFAULT_POLICY
 from djqueue.core.errors import ConfigurationError, StorageUnavailableError
 from djqueue.core.groups import GroupLimit, GroupWords
-from djqueue.core.ids import IdSource
 from djqueue.core.job import (
     Batch,
     CancelResult,
@@ -40,28 +36,24 @@ from djqueue.storage.base import P, Storage
 from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.commits import JoinedTransactions
 from djqueue.storage.facets import EventHandler, Jobs, Limiters, Queues, Unsubscribe
-from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.tables.dberrors import named
-from djqueue.storage.tables.holders import boot_of
 from djqueue.storage.tables.rows import chunked
 
-from . import claim, dialects, enqueue, finish, limiters, metrics, queues, stored, sweep, transitions
+from . import claim, enqueue, finish, limiters, queues, stored, sweep, transitions, workers
 from .bulkwrites import SqlBulkWriteReports
+from .connections import CallThread, is_in_transaction
 from .enqueue import WriteBuffer
 from .events import SqlEvents
 from .export import SqlExport
-from .leader import Leadership
 from .reads import SqlReads
 from .snapshots import SqlSnapshots
 from .staging import SqlStaging, StagingSweep
-from .transaction import CallThread, Transactions, Tx, is_in_transaction
-from .wake import Background, Follower, Wake
-from .workers import SqlWorkers
+from .transaction import Database, Hooks, Tx
+from .wake import Background, Follower, Looks, Wake
+from .workers import Leadership, SqlWorkers
 
 T = TypeVar("T")
 NO_CLAIMS = Claims([])
-USE_EVERY = 60_000
-"""Milliseconds after which a process records again that a queue is used, as another may obliterate it."""
 ALONE = 1.0
 """Seconds for which a report tries its outcomes one by one when something of one of them is locked."""
 SWEPT = 3.0
@@ -107,100 +99,53 @@ class DatabaseStorage(Storage):
         if not isinstance(notify, bool):
             raise ConfigurationError(f"NOTIFY: expected True or False, got {notify!r}")
         self.alias = database
-        self.notify = notify
-        self.dialect = dialects.dialect_for(database, has_sessions=notify)
-        self.clock: Clock = clock or DatabaseClock(database)
-        # A server has a clock for all; without the ID of the machine's boot, its own clock must do.
-        self._follows_restarts = not self.dialect.has_clock and boot_of() != ""
-        self.ids = IdSource()
-        self.random = random or Random()
-        self.metrics = metrics
-        self.limiter_policies = dict(limiters or {})
-        self._policies = dict(policies or {})
-        self._rotation = itertools.count()
-        self.ready_queues = claim.ReadyQueues()
-        self._used: dict[str, int] = {}
-        self.letter_room: dict[str, int] = {}
-        """Dead letters that this process may add to a queue before it counts them again."""
-        self.transactions = Transactions(self, database, self.dialect)
-        self.jobs = SqlJobs(self)
-        self.queues = SqlQueues(self)
-        self.limiters = SqlLimiters(self)
-        self.workers = SqlWorkers(self)
-        self.reads = SqlReads(self)
-        self.events = SqlEvents(self)
-        self.wake = Wake(self)
-        self.follower = Follower(self)
-        self.background = Background(database)
-        self.buffer = WriteBuffer(self)
-        self.snapshots = SqlSnapshots(self)
-        self._export = SqlExport(database)
-        self._staging = SqlStaging(self)
-        self._bulk_writes = SqlBulkWriteReports(database, self.clock)
-        self._staging_sweep = StagingSweep(self)
-        self._leadership = Leadership(self)
-        self._failing_steps: set[str] = set()
-        self._joined = JoinedTransactions(database, can_leave=self.dialect.has_clock)
+        self.database = Database(
+            database,
+            policies=policies or {},
+            limiters=limiters or {},
+            clock=clock,
+            metrics=metrics,
+            notify=notify,
+            has_settings=self.has_settings,
+            random=random or Random(),
+        )
+        self.clock = self.database.clock
+        self._connections = self.database.connections
         self._calls = CallThread(database)
-
-    # What a transaction asks.
-
-    def policy(self, queue: str) -> QueuePolicy:
-        """Return the configuration of a queue."""
-        return self._policies.get(queue, DEFAULT_POLICY)
-
-    def follow_mode(self, queue: str, mode: str) -> None:
-        """Use a queue in this group mode from now on."""
-        self._policies[queue] = replace(self.policy(queue), group_mode=mode)
-
-    def policies(self) -> Mapping[str, QueuePolicy]:
-        """Return the configuration of the queues that have one."""
-        return self._policies
-
-    def tick(self) -> int:
-        """Return milliseconds by the clock of leases and rates."""
-        return self.clock.elapsed() if self._follows_restarts else self.clock.now()
-
-    def rotation(self) -> int:
-        """Return the next number, so that each claim starts with another queue."""
-        return next(self._rotation)
-
-    def use(self, tx: Tx, queue: str) -> None:
-        """Record that a queue is used, unless this process has done so lately."""
-        if queue in tx.used or self._used.get(queue, 0) > tx.now - USE_EVERY:
-            return
-        if not queues.use(tx, queue, waits=False):
-            return
-        tx.used.add(queue)
-        tx.then(lambda: self._used.__setitem__(queue, tx.now))
-
-    def forget_used(self) -> None:
-        """Record again which queues are used, after their records were replaced."""
-        self._used.clear()
-
-    def used_queues(self, tx: Tx, table: str = "") -> list[str]:
-        """Return the queues in a table, or those with ready, delayed or held jobs, in order."""
-        tables = [table] if table else ["djqueue_ready", "djqueue_delayed", "djqueue_held"]
-        found: set[str] = set()
-        for one in tables:
-            found.update(name for (name,) in tx.rows(stored.queues_in(one)))
-        return sorted(found)
-
-    def queue_names(self, tx: Tx) -> list[str]:
-        """Return the names of the queues that have been used."""
-        return queues.names(tx)
+        self.follower = Follower(self.database)
+        self.background = Background(database)
+        self.buffer = WriteBuffer(self.database, self.background)
+        self.wake = Wake(self.database, self.follower, self.background)
+        self.events = SqlEvents(self.database, self.follower)
+        self.workers = SqlWorkers(self.database, self.follower)
+        self.follower.looks = Looks(self.wake, self.events, self.workers)
+        self.database.hooks = Hooks(
+            self.events, self.wake, transitions.settle, self.notify_incidents, self._flush_buffer
+        )
+        self.jobs = SqlJobs(self.database)
+        self.queues = SqlQueues(self.database)
+        self.limiters = SqlLimiters(self.database)
+        self.reads = SqlReads(self.database, self._calls, lambda: self.describe())
+        self.snapshots = SqlSnapshots(self.database, self.workers)
+        self._export = SqlExport(database)
+        self._staging = SqlStaging(self.database)
+        self._bulk_writes = SqlBulkWriteReports(database, self.clock)
+        self._staging_sweep = StagingSweep(self.database, self.reads)
+        self._leadership = Leadership(self.database)
+        self._failing_steps: set[str] = set()
+        self._joined = JoinedTransactions(database, can_leave=self.database.dialect.has_clock)
 
     # Life.
 
     def connect(self) -> None:
         # A database in memory exists in the connection of its thread only.
-        if self.follower.is_possible and not self.transactions.connections.is_open:
+        if self.follower.is_possible and not self._connections.is_open:
             with named(self.alias):
-                self.transactions.connections.open()
+                self._connections.open()
             self._calls.open()
-        self.read(queues.check_modes)
-        if self._follows_restarts and self.read(dialects.is_first_use, is_single=True):
-            self.write(dialects.follow_restart)
+        self.database.read(queues.check_modes)
+        if self.database.follows_restarts and self.database.read(workers.is_first_use, is_single=True):
+            self.database.write(workers.follow_restart)
 
     def close(self) -> None:
         try:
@@ -211,8 +156,8 @@ class DatabaseStorage(Storage):
             self.background.close()
             self.follower.close()
             self._calls.close()
-            self.transactions.connections.close()
-            self.dialect.close()
+            self._connections.close()
+            self.database.dialect.close()
 
     def describe(self) -> str:
         settings = connections[self.alias].settings_dict
@@ -240,28 +185,6 @@ class DatabaseStorage(Storage):
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._calls.call(method, *args, **kwargs)
 
-    def write(self, work: Callable[[Tx], T], *, durable: bool = False) -> T:
-        """Run a function in a transaction that writes; errors name the database and what to do.
-
-        Args:
-            work: The function, which may be called again after a conflict with another transaction.
-            durable: Whether the commit must be on disk, regardless of the connection's settings.
-        """
-        self._flush_buffer()
-        with named(self.alias):
-            return self.transactions.write(work, durable=durable)
-
-    def read(self, work: Callable[[Tx], T], *, is_single: bool = False) -> T:
-        """Run a function in a transaction that reads; errors name the database and what to do.
-
-        Args:
-            work: The function.
-            is_single: It runs one statement, which needs no transaction.
-        """
-        self._flush_buffer()
-        with named(self.alias):
-            return self.transactions.read(work, is_single=is_single)
-
     def _flush_buffer(self) -> None:
         """Let a call see the jobs that this process has enqueued before."""
         if self.buffer and not self.buffer.would_wait_for_caller():
@@ -272,15 +195,15 @@ class DatabaseStorage(Storage):
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if self._is_in_transaction():
             return self._enqueue(batches)  # It would keep its locks while it waits for room.
-        return backpressure.enqueue(self.events, self.policy, batches, self._enqueue)
+        return backpressure.enqueue(self.events, self.database.policy, batches, self._enqueue)
 
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         async def once(some: Sequence[Batch]) -> list[EnqueueResult]:
             return await self.acall(self._enqueue, some)
 
-        if backpressure.may_wait(self.policy, batches) and await self.acall(self._is_in_transaction):
+        if backpressure.may_wait(self.database.policy, batches) and await self.acall(self._is_in_transaction):
             return await once(batches)
-        return await backpressure.aenqueue(self, self.policy, batches, once)
+        return await backpressure.aenqueue(self, self.database.policy, batches, once)
 
     def _is_in_transaction(self) -> bool:
         return is_in_transaction(connections[self.alias])
@@ -289,21 +212,21 @@ class DatabaseStorage(Storage):
         durable = any(batch.options.durable for batch in batches)
         is_apart = bool(batches) and all(batch.options.durable is False for batch in batches)
         if not is_apart or not self.follower.is_possible:
-            return self.write(lambda tx: enqueue.enqueue(tx, batches), durable=durable)
+            return self.database.write(lambda tx: enqueue.enqueue(tx, batches), durable=durable)
         if self.buffer.takes(batches):
             return self.buffer.add(batches)
         self._flush_buffer()
         with named(self.alias):
-            return self.transactions.write_apart(lambda tx: enqueue.enqueue(tx, batches))
+            return self.database.transactions.write_apart(lambda tx: enqueue.enqueue(tx, batches))
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
-        return self.write(partial(_step, outcomes=outcomes, then=then))
+        return self.database.write(partial(_step, outcomes=outcomes, then=then))
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         # On SQLite, that takes less time than to wake another thread and to wait for it.
         if self._calls.is_used() and not self.buffer:
             with named(self.alias):
-                done = self.transactions.write_at_once(partial(_step, outcomes=outcomes, then=then))
+                done = self.database.transactions.write_at_once(partial(_step, outcomes=outcomes, then=then))
             if done is not None:
                 return done[0]
         return await self.acall(self._finish_unlocked, outcomes, then)
@@ -311,7 +234,7 @@ class DatabaseStorage(Storage):
     def _finish_unlocked(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Finished:
         """Like `finish`, but leave out the jobs that other transactions have locked."""
         self._flush_buffer()
-        write = self.transactions.write_unless_locked
+        write = self.database.transactions.write_unless_locked
         with named(self.alias):
             done = write(partial(_step, outcomes=outcomes, then=then, waits=False))
             if done is not None:
@@ -338,15 +261,15 @@ class DatabaseStorage(Storage):
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
         if not leases:
             return []
-        answers = self.write(lambda tx: finish.renew(tx, leases))
+        answers = self.database.write(lambda tx: finish.renew(tx, leases))
         if None in answers:
             # By itself: the others are renewed whatever holds these up.
             overdue = [lease for lease, answer in zip(leases, answers, strict=True) if answer is None]
             # A sweep takes them back within this time. What holds them longer does not, so they still hold.
-            shortest = min(self.policy(lease.queue).lease for lease in leases) / 1_000
+            shortest = min(self.database.policy(lease.queue).lease for lease in leases) / 1_000
             waited, until = None, time.monotonic() + min(SWEPT, shortest / 4)
             while waited is None and time.monotonic() < until:
-                waited = self.transactions.write_unless_locked(
+                waited = self.database.transactions.write_unless_locked(
                     lambda tx: finish.renew(tx, overdue, waits=True)
                 )
             late = iter([Renewal(True)] * len(overdue) if waited is None else waited[0])
@@ -354,10 +277,10 @@ class DatabaseStorage(Storage):
         return [answer or Renewal(True) for answer in answers]
 
     def report(self, reports: Sequence[ProgressReport]) -> Sequence[bool | None]:
-        return self.write(lambda tx: finish.report(tx, reports)) if reports else []
+        return self.database.write(lambda tx: finish.report(tx, reports)) if reports else []
 
     def emit(self, emissions: Sequence[Emission]) -> Sequence[bool | None]:
-        return self.write(lambda tx: finish.emit(tx, emissions)) if emissions else []
+        return self.database.write(lambda tx: finish.emit(tx, emissions)) if emissions else []
 
     def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
         return self.wake.listen(queues, wake)
@@ -367,11 +290,11 @@ class DatabaseStorage(Storage):
 
     def sweep(self) -> Swept:
         with named(self.alias):
-            return sweep.Sweep(self, self._failing_steps).run()
+            return sweep.Sweep(self.database, self._sweep_staging, self._failing_steps).run()
 
     def maintain(self) -> None:
-        if self.read(self.workers.killed, is_single=True):
-            self.write(self.workers.forget_killed)
+        if self.database.read(workers.killed, is_single=True):
+            self.database.write(workers.forget_killed)
         if self._leadership.take():
             try:
                 self.sweep()
@@ -382,11 +305,7 @@ class DatabaseStorage(Storage):
     def resign(self) -> None:
         self._leadership.release()
 
-    def sweep_metrics(self) -> None:
-        """Add what was counted to the metrics, and remove old ones."""
-        metrics.sweep(self)
-
-    def sweep_staging(self) -> None:
+    def _sweep_staging(self) -> None:
         """Publish the rest of bulk writes whose publishers are silent, and remove expired ones."""
         if sparktables.are_installed():
             self._staging_sweep.run()
@@ -395,8 +314,8 @@ class DatabaseStorage(Storage):
 class SqlJobs(Jobs):
     """Changes of single jobs."""
 
-    def __init__(self, storage: DatabaseStorage) -> None:
-        self._write = storage.write
+    def __init__(self, database: Database) -> None:
+        self._write = database.write
 
     def cancel(self, queue: str, ids: Sequence[str], reason: str = "cancelled") -> list[CancelResult]:
         return self._write(lambda tx: transitions.cancel(tx, queue, ids, reason)) if ids else []
@@ -435,12 +354,12 @@ class SqlJobs(Jobs):
 class SqlQueues(Queues):
     """Controls of queues."""
 
-    def __init__(self, storage: DatabaseStorage) -> None:
-        self._storage = storage
-        self._write, self._read = storage.write, storage.read
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._write, self._read = database.write, database.read
 
     def names(self) -> list[str]:
-        return self._read(queues.names)
+        return self._read(queues.queue_names)
 
     def pause(self, queue: str) -> None:
         self._write(lambda tx: queues.pause(tx, queue, paused=True))
@@ -471,20 +390,20 @@ class SqlQueues(Queues):
         return queues.clean(self._write, queue, states, before, limit)
 
     def obliterate(self, queue: str, *, force: bool = False) -> int:
-        if self._storage._is_in_transaction():
+        if is_in_transaction(connections[self._database.alias]):
             # All or nothing: the caller may handle the error, and commit.
             count = self._write(lambda tx: queues.obliterate(lambda step: step(tx), queue, force=force))
         else:
             count = queues.obliterate(self._write, queue, force=force)
-        self._storage._used.pop(queue, None)
+        self._database.used_until.pop(queue, None)
         return count
 
 
 class SqlLimiters(Limiters):
     """Limiters that queues share."""
 
-    def __init__(self, storage: DatabaseStorage) -> None:
-        self._write, self._read = storage.write, storage.read
+    def __init__(self, database: Database) -> None:
+        self._write, self._read = database.write, database.read
 
     def set(self, name: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         self._write(lambda tx: limiters.set_limits(tx, name, rate, concurrency))

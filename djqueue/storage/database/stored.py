@@ -17,7 +17,7 @@ from djqueue.storage.tables.rows import TEXT_LIMIT, clean
 
 from . import limiters
 from .dialects import Row
-from .transaction import Tx, group_lock
+from .transaction import Tx, group_lock, use_lock
 
 COLUMNS = ", ".join(
     f'j."{name}"' for name in ("id", *("queue", "job_id", "name", "state", "payload", "options"))
@@ -85,6 +85,8 @@ def job_of(row: Row) -> StoredJob:
     return job
 
 
+USE_EVERY = 60_000
+"""Milliseconds after which a process records again that a queue is used, as another may obliterate it."""
 NEXT_DUE = "SELECT run_at FROM djqueue_delayed WHERE queue = {} ORDER BY run_at LIMIT 1"
 """When the next delayed job of a queue is due. PostgreSQL may read all of them for MIN."""
 
@@ -99,6 +101,68 @@ def queues_in(table: str) -> str:
         f"SELECT (SELECT queue FROM {table} WHERE queue > found.name ORDER BY queue LIMIT 1) FROM found "
         "WHERE found.name IS NOT NULL) SELECT name FROM found WHERE name IS NOT NULL"
     )
+
+
+def used_queues(tx: Tx, table: str = "") -> list[str]:
+    """Return the queues in a table, or those with ready, delayed or held jobs, in order."""
+    tables = [table] if table else ["djqueue_ready", "djqueue_delayed", "djqueue_held"]
+    names: set[str] = set()
+    for one in tables:
+        names.update(name for (name,) in tx.rows(queues_in(one)))
+    return sorted(names)
+
+
+def use(tx: Tx, queue: str) -> None:
+    """Record that a queue is used, unless this process has done so lately."""
+    used_until = tx.database.used_until
+    if queue in tx.used or used_until.get(queue, 0) > tx.now - USE_EVERY:
+        return
+    if not record_use(tx, queue, waits=False):
+        return
+    tx.used.add(queue)
+    tx.then(lambda: used_until.__setitem__(queue, tx.now))
+
+
+def record_use(tx: Tx, queue: str, *, waits: bool = True) -> bool:
+    """Record that a queue is used, and its group mode; return whether it is recorded. A storage without
+    settings follows the recorded mode.
+
+    Raises ConfigurationError if it is used in another group mode.
+
+    Args:
+        tx: The transaction.
+        queue: The queue.
+        waits: Wait for another transaction that records the first use of the queue. Otherwise, the record
+            is left to that one.
+    """
+    policy = tx.database.policy(queue)
+    recorded = tx.value(
+        "SELECT mode FROM djqueue_queue_state s JOIN djqueue_group_state g ON g.queue = s.name "
+        "AND g.\"group\" = '' AND mode <> '' WHERE s.name = ?",
+        queue,
+    )
+    if recorded is None:
+        if waits:
+            tx.lock(use_lock(queue))
+        elif tx.try_lock([use_lock(queue)]):
+            return False
+        tx.run(
+            "INSERT INTO djqueue_queue_state (name, paused, limits_set) VALUES (?, FALSE, FALSE) "
+            "ON CONFLICT (name) DO NOTHING",
+            queue,
+        )
+        recorded = tx.value(
+            "INSERT INTO djqueue_group_state (queue, \"group\", mode, paused) VALUES (?, '', ?, FALSE) "
+            'ON CONFLICT (queue, "group") DO UPDATE SET mode = '
+            "CASE WHEN djqueue_group_state.mode = '' THEN excluded.mode ELSE djqueue_group_state.mode END "
+            "RETURNING mode",
+            *(queue, policy.group_mode),
+        )
+    if tx.database.has_settings:
+        policy.check_mode(queue, recorded)
+    else:
+        tx.database.follow_mode(queue, recorded)
+    return True
 
 
 def select(tx: Tx, condition: str, *parameters: Any) -> list[StoredJob]:
@@ -162,22 +226,22 @@ def by_id(tx: Tx, queue: str, id: str, *, lock: bool = True) -> StoredJob | None
 
 def ids_by_queue(keys: Iterable[JobKey]) -> dict[str, list[str]]:
     """Return the ids of jobs by queue."""
-    found: dict[str, list[str]] = {}
+    grouped: dict[str, list[str]] = {}
     for queue, id in keys:
-        found.setdefault(queue, []).append(id)
-    return found
+        grouped.setdefault(queue, []).append(id)
+    return grouped
 
 
 def ended(tx: Tx, pks: Sequence[int]) -> list[StoredJob]:
     """Lock ended jobs; return those that are left, without what their removal does not need."""
     condition, values = tx.among("id", pks)
-    found = tx.rows(
+    rows = tx.rows(
         f"SELECT id, queue, job_id, name, state FROM djqueue_job WHERE {condition} "
         f"AND state IN ('completed', 'failed', 'cancelled') ORDER BY id{tx.dialect.for_update}",
         values,
     )
     jobs = []
-    for pk, queue, id, name, state in found:
+    for pk, queue, id, name, state in rows:
         job = StoredJob(id, queue, name, b"", NO_OPTIONS, State(state), 0, 0)
         job.pk = pk
         jobs.append(job)
@@ -220,7 +284,7 @@ def note_attempt(tx: Tx, job: StoredJob, outcome: str, error: JobFailure | None)
     """Add the attempt that has just ended to the job's history, as long as the queue says."""
     attempt = AttemptRecord(job.attempts, job.worker, job.started_at, tx.now, outcome, error)
     tx.insert("djqueue_job_attempt", rows.ATTEMPT, [rows.attempt_row(job, attempt)])
-    keep_newest(tx, "djqueue_job_attempt", job, tx.storage.policy(job.queue).retention.attempts.count)
+    keep_newest(tx, "djqueue_job_attempt", job, tx.database.policy(job.queue).retention.attempts.count)
 
 
 def history(tx: Tx, job: StoredJob) -> list[AttemptRecord]:
@@ -299,7 +363,7 @@ def is_grouped(tx: Tx, job: StoredJob) -> bool:
 
 def holding_group(tx: Tx, queue: str, group: str | None) -> str | None:
     """Return a group of a queue that may hold jobs back; None if groups do not, or there is none."""
-    return None if tx.storage.policy(queue).group_mode == GLOBAL else group
+    return None if tx.database.policy(queue).group_mode == GLOBAL else group
 
 
 def place(tx: Tx, job: StoredJob, *, front: bool = False, is_blocked: bool = False) -> None:
@@ -373,9 +437,9 @@ class LockedGroup:
         self.name = name
         if lock:
             tx.lock(group_lock(queue, name))
-        policy = tx.storage.policy(queue)
-        found = overrides(tx, queue, [name]) if limits is None else limits
-        default, own = found.get("", NO_LIMIT), found.get(name, NO_LIMIT)
+        policy = tx.database.policy(queue)
+        limits_by_name = overrides(tx, queue, [name]) if limits is None else limits
+        default, own = limits_by_name.get("", NO_LIMIT), limits_by_name.get(name, NO_LIMIT)
         self.paused = own.paused
         self.limit: int = own.concurrency or default.concurrency or policy.group_concurrency
         self.rate: Rate | None = own.rate or default.rate or policy.group_rate
@@ -430,13 +494,13 @@ class LockedGroup:
     def hold_back(self) -> None:
         """Hold back ready jobs that may not be ready any more, because a limit was lowered."""
         room = max(0, self._room())
-        late = self.tx.rows(
+        excess = self.tx.rows(
             'SELECT id FROM djqueue_ready WHERE queue = ? AND "group" = ? ORDER BY rank, seq LIMIT 1000000 '
             "OFFSET ?",
             *(self.queue, self.name, room),
         )
-        jobs = {job.pk: job for job in by_keys(self.tx, [pk for (pk,) in late])}
-        for (pk,) in reversed(late):
+        jobs = {job.pk: job for job in by_keys(self.tx, [pk for (pk,) in excess])}
+        for (pk,) in reversed(excess):
             if self.tx.run("DELETE FROM djqueue_ready WHERE id = ?", pk):
                 self._hold([jobs[pk]], front=True)
 
@@ -537,10 +601,10 @@ def advance(tx: Tx, queue: str, names: Sequence[str], claimed: Mapping[str, int]
 def overrides(tx: Tx, queue: str, groups: Sequence[str]) -> dict[str, GroupLimit]:
     """Return the overrides for all groups of a queue, by an empty name, and those of some groups."""
     condition, values = tx.among('"group"', ["", *groups])
-    found = tx.rows(
+    rows = tx.rows(
         f"SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? AND {condition}", queue, values
     )
-    return {row[1]: limit_of(row) for row in found}
+    return {row[1]: limit_of(row) for row in rows}
 
 
 def make_ready(tx: Tx, pks: Sequence[int]) -> None:
@@ -548,13 +612,13 @@ def make_ready(tx: Tx, pks: Sequence[int]) -> None:
     if not pks:
         return
     condition, values = tx.among("held.id", pks)
-    found = tx.rows(
+    held_rows = tx.rows(
         'SELECT held.id, held.queue, -job.priority, held.name, held."group", held.weight, job.stalls, '
         "CASE WHEN job.started_at IS NULL THEN job.expires_at END FROM djqueue_held AS held "
         f"JOIN djqueue_job AS job ON job.id = held.id WHERE {condition}",
         values,
     )
-    held = {row[0]: row for row in found}
+    held = {row[0]: row for row in held_rows}
     condition, values = tx.among("id", pks)
     tx.run(f"DELETE FROM djqueue_held WHERE {condition}", values)
     rows = [

@@ -6,18 +6,25 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING
 
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.maintenance import Swept
 from djqueue.core.states import PENDING
 from djqueue.storage.tables.dberrors import is_unreachable, named
 
-from . import claim, dependencies, events, finish, limiters, retention, stored, transitions
-from .transaction import Tx
-
-if TYPE_CHECKING:
-    from .storage import DatabaseStorage
+from . import (
+    claim,
+    dependencies,
+    events,
+    expiry,
+    finish,
+    limiters,
+    metrics,
+    stored,
+    transitions,
+    workers,
+)
+from .transaction import Database, Tx
 
 logger = logging.getLogger("djqueue.storage")
 LIMIT = 500
@@ -39,13 +46,15 @@ class Sweep:
     tries it again.
 
     Args:
-        storage: The storage.
+        database: The database.
+        sweep_staging: Sweeps what bulk writes have left.
         failing: Names of the steps that failed in the round before; changed to those of this one.
     """
 
-    def __init__(self, storage: "DatabaseStorage", failing: set[str]) -> None:
-        self._storage = storage
-        self._write = storage.transactions.write
+    def __init__(self, database: Database, sweep_staging: Callable[[], None], failing: set[str]) -> None:
+        self._database = database
+        self._write = database.transactions.write
+        self._sweep_staging = sweep_staging
         self._failing = failing
         self._errors: dict[str, Exception] = {}
         self._worked = False
@@ -56,22 +65,22 @@ class Sweep:
         self._tidy()
         stalled, expired, promoted, retried = self._move()
         with self._step("add up what was counted"):
-            self._storage.sweep_metrics()
+            metrics.sweep(self._database)
         removed = self._remove()
         with self._step("sweep bulk writes"):
-            self._storage.sweep_staging()
+            self._sweep_staging()
         self._report()
         return Swept(promoted, stalled, expired, retried, removed)
 
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:
         try:
-            with named(self._storage.alias):
+            with named(self._database.alias):
                 yield
             self._worked = True
         except StorageUnavailableError as error:
             # Each step that waits in vain takes seconds: one may be held up by a lock, two mean more.
-            if self._is_held_up or is_unreachable(self._storage.alias, error):
+            if self._is_held_up or is_unreachable(self._database.alias, error):
                 raise
             self._is_held_up = True
             self._errors[name] = error
@@ -96,7 +105,7 @@ class Sweep:
     def _tidy(self) -> None:
         """Remove what is no longer needed."""
         with self._step("remove silent workers"):
-            self._write(self._storage.workers.forget_silent)
+            self._write(workers.forget_silent)
         with self._step("remove old events"):
             _rounds(partial(self._write, partial(events.forget_old, limit=EVENTS)), EVENTS)
         with self._step("pass on turns at limiters"):
@@ -111,7 +120,7 @@ class Sweep:
         with self._step("take back jobs of lost workers"):
             stalled = _rounds(partial(self._write, _stall), STALLED)
         with self._step("find due jobs"):
-            due = self._storage.transactions.read(_due)
+            due = self._database.transactions.read(_due)
         delayed, resting, failed = due
         for queue in delayed:
             with self._step(f"promote delayed jobs of queue {queue!r}"):
@@ -132,17 +141,17 @@ class Sweep:
         removed = 0
         unsearched, exceeded = [], []
         with self._step("remove expired records"):
-            removed += _steps(partial(self._write, partial(retention.expire, limit=LIMIT)))
+            removed += _steps(partial(self._write, partial(expiry.expire, limit=LIMIT)))
         with self._step("find queues with records to count"):
-            unsearched = self._write(retention.unsearched)
+            unsearched = self._write(expiry.unsearched)
         for queue in unsearched:
             with self._step(f"count records of queue {queue!r}"):
-                _steps(partial(self._write, partial(retention.search, queue=queue, limit=LIMIT)), SEARCHES)
+                _steps(partial(self._write, partial(expiry.search, queue=queue, limit=LIMIT)), SEARCHES)
         with self._step("find queues above their bounds"):
-            exceeded = self._write(retention.exceeded)
+            exceeded = self._write(expiry.exceeded)
         for queue in exceeded:
             with self._step(f"remove records above the bounds of queue {queue!r}"):
-                removed += _steps(partial(self._write, partial(retention.enforce, queue=queue, limit=LIMIT)))
+                removed += _steps(partial(self._write, partial(expiry.enforce, queue=queue, limit=LIMIT)))
         return removed
 
 
@@ -167,7 +176,7 @@ def _rounds(step: Callable[[], int], limit: int) -> int:
     return total
 
 
-def _steps(step: Callable[[], retention.ExpiryStep], rounds: int = ROUNDS) -> int:
+def _steps(step: Callable[[], expiry.ExpiryStep], rounds: int = ROUNDS) -> int:
     removed = 0
     for _ in range(rounds):
         done = step()

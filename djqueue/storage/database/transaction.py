@@ -1,37 +1,34 @@
-"""Transactions: their statements, what follows their commits, and the connections on which they run."""
+"""Transactions: their statements, what follows their commits, and what those of one storage share."""
 
-import asyncio
-import contextvars
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from random import Random
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from asgiref.sync import sync_to_async
-from django.db import NotSupportedError, connections, transaction
+from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.changes import incident_of
-from djqueue.core.deadline import remaining
+from djqueue.core.clock import Clock
+from djqueue.core.engine import DEFAULT_POLICY
 from djqueue.core.enginejob import EngineJob
-from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.forks import after_fork
+from djqueue.core.ids import IdSource
 from djqueue.core.job import EnqueueResult, Event, Incident
+from djqueue.core.metrics import Tiers
 from djqueue.core.options import JobKey
+from djqueue.core.queue import QueuePolicy
+from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.states import State
 from djqueue.storage import commits
-from djqueue.storage.base import P
-from djqueue.storage.commits import is_called_by_sync_code
-from djqueue.storage.tables.clock import set_right
+from djqueue.storage.tables.clock import DatabaseClock, set_right
+from djqueue.storage.tables.dberrors import named
+from djqueue.storage.tables.holders import boot_of
 
-from .dialects import Row, SqlDialect, roll_back
-
-if TYPE_CHECKING:
-    from .events import Unpublished
-    from .storage import DatabaseStorage
+from .connections import OwnConnections, is_in_transaction
+from .dialects import Row, dialect_for, roll_back
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -48,6 +45,8 @@ TAKEN = "23505"
 """SQLSTATE of a key that another transaction has inserted."""
 REPEATS = 10
 """Maximum number of times that a transaction is repeated after conflicts with others."""
+SEARCH_EVERY = 100
+"""Milliseconds after which a claim searches all queues again, even if those it knows have ready jobs."""
 
 
 def limiter_lock(name: str) -> str:
@@ -75,19 +74,186 @@ def key_lock(queue: str, key: str) -> str:
     return f"key:{queue}:{key}"
 
 
+class ReadyQueues:
+    """The queues in which the last search found ready jobs, so that most claims need not search.
+
+    A process forgets them after a short time, and when it learns of a job in another queue.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...] | None, tuple[int, list[str]]] = {}
+
+    def forget(self, woken: Iterable[str]) -> None:
+        """Search again if one of these queues, in which jobs may have become ready, is not known."""
+        woken = frozenset(woken)
+        known = self._known
+        if any(not woken.issubset(names) for _, names in known.values()):
+            self._known = {}
+
+    def get(self, queues: tuple[str, ...] | None, tick: int) -> list[str]:
+        """Return the queues with ready jobs among these (None: all), as far as they are known."""
+        until, names = self._known.get(queues, (0, []))
+        return names if until - SEARCH_EVERY <= tick < until else []
+
+    def set(self, queues: tuple[str, ...] | None, tick: int, names: list[str]) -> None:
+        """Record what a search has found."""
+        self._known = {queues: (tick + SEARCH_EVERY, names)}
+
+
+class Unpublished:
+    """Events of a transaction of this process, until they are delivered here."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.events = events
+
+
+class EventSink(Protocol):
+    """Takes the events of transactions; `SqlEvents`."""
+
+    def has_subscribers(self, queue: str) -> bool:
+        """Return whether this process has subscribers to a queue."""
+
+    def store(self, tx: "Tx", events: Sequence[Event]) -> None:
+        """Write events for other processes, as part of the transaction."""
+
+    def begin(self, events: Sequence[Event]) -> Unpublished | None:
+        """Record that events are about to be committed."""
+
+    def forget(self, unpublished: Unpublished | None) -> None:
+        """Record that events were rolled back."""
+
+    def publish(self, unpublished: Unpublished) -> None:
+        """Deliver committed events to the subscribers of this process."""
+
+
+class WakeSink(Protocol):
+    """Wakes those who wait for jobs; `Wake`."""
+
+    def send(self, tx: "Tx", observed: Collection[str]) -> None:
+        """Notify other processes, as part of the transaction."""
+
+    def local(self, woken: set[str]) -> None:
+        """Wake the listeners of this process, after the commit."""
+
+
+class Hooks(NamedTuple):
+    """What transactions pass on to other parts of the storage."""
+
+    events: EventSink
+    wake: WakeSink
+    settle: Callable[["Tx"], None]
+    """Applies the ends of jobs to those that wait for them."""
+    notify_incidents: Callable[[Sequence[Incident]], None]
+    flush_buffer: Callable[[], None]
+    """Lets a call see the jobs that this process has enqueued before."""
+
+
+class Database:
+    """A database of the project as one storage uses it: its transactions, and what they share.
+
+    Args:
+        alias: Alias in `DATABASES`.
+        policies: The policies of single queues.
+        limiters: The policies of limiters.
+        clock: The source of time; by default that of the database server, or of this machine for SQLite.
+        metrics: How long metrics are kept.
+        notify: PostgreSQL notifies workers and subscribers of what has happened elsewhere.
+        has_settings: Whether the policies are those of the project; otherwise the group modes of queues are
+            looked up.
+    """
+
+    hooks: Hooks
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        policies: Mapping[str, QueuePolicy],
+        limiters: Mapping[str, LimiterPolicy],
+        clock: Clock | None,
+        metrics: Tiers,
+        notify: bool,
+        has_settings: bool,
+        random: Random,
+    ) -> None:
+        self.alias = alias
+        self.notify = notify
+        self.has_settings = has_settings
+        self.dialect = dialect_for(alias, has_sessions=notify)
+        self.clock: Clock = clock or DatabaseClock(alias)
+        # A server has a clock for all; without the ID of the machine's boot, its own clock must do.
+        self.follows_restarts = not self.dialect.has_clock and boot_of() != ""
+        self.ids = IdSource()
+        self.random = random
+        self.metrics = metrics
+        self.limiter_policies = dict(limiters)
+        self._policies = dict(policies)
+        self._rotation = itertools.count()
+        self.ready_queues = ReadyQueues()
+        self.used_until: dict[str, int] = {}
+        """When this process records again that a queue is used, in UTC milliseconds."""
+        self.letter_room: dict[str, int] = {}
+        """Dead letters that this process may add to a queue before it counts them again."""
+        self.connections = OwnConnections(alias, self.dialect)
+        self.transactions = Transactions(self)
+
+    def policy(self, queue: str) -> QueuePolicy:
+        """Return the configuration of a queue."""
+        return self._policies.get(queue, DEFAULT_POLICY)
+
+    def follow_mode(self, queue: str, mode: str) -> None:
+        """Use a queue in this group mode from now on."""
+        self._policies[queue] = replace(self.policy(queue), group_mode=mode)
+
+    def policies(self) -> Mapping[str, QueuePolicy]:
+        """Return the configuration of the queues that have one."""
+        return self._policies
+
+    def tick(self) -> int:
+        """Return milliseconds by the clock of leases and rates."""
+        return self.clock.elapsed() if self.follows_restarts else self.clock.now()
+
+    def rotation(self) -> int:
+        """Return the next number, so that each claim starts with another queue."""
+        return next(self._rotation)
+
+    def write(self, work: "Callable[[Tx], T]", *, durable: bool = False) -> T:
+        """Run a function in a transaction that writes; errors name the database and what to do.
+
+        Args:
+            work: The function, which may be called again after a conflict with another transaction.
+            durable: Whether the commit must be on disk, regardless of the connection's settings.
+        """
+        self.hooks.flush_buffer()
+        with named(self.alias):
+            return self.transactions.write(work, durable=durable)
+
+    def read(self, work: "Callable[[Tx], T]", *, is_single: bool = False) -> T:
+        """Run a function in a transaction that reads; errors name the database and what to do.
+
+        Args:
+            work: The function.
+            is_single: It runs one statement, which needs no transaction.
+        """
+        self.hooks.flush_buffer()
+        with named(self.alias):
+            return self.transactions.read(work, is_single=is_single)
+
+
 class Tx:
     """A transaction, and what follows after its commit.
 
     Attributes:
+        database: The database, and what its transactions share.
         now: UTC milliseconds at its start.
         tick: Milliseconds at its start by the clock of leases and rates.
     """
 
-    def __init__(self, storage: "DatabaseStorage", dialect: SqlDialect, cursor: Any) -> None:
-        self.storage = storage
-        self.dialect = dialect
-        self.now = storage.clock.now()
-        self.tick = storage.tick()
+    def __init__(self, database: Database, cursor: Any) -> None:
+        self.database = database
+        self.dialect = database.dialect
+        self.now = database.clock.now()
+        self.tick = database.tick()
         self.woken: set[str] = set()
         """Queues in which jobs may have become claimable."""
         self.incidents: list[Incident] = []
@@ -114,18 +280,18 @@ class Tx:
 
     def rows(self, statement: str, *parameters: Any) -> list[Row]:
         """Return the rows of a statement."""
-        found: list[Row] = self._cursor.execute(self.dialect.text(statement), parameters).fetchall()
-        return found
+        rows: list[Row] = self._cursor.execute(self.dialect.text(statement), parameters).fetchall()
+        return rows
 
     def row(self, statement: str, *parameters: Any) -> Row | None:
         """Return the first row of a statement."""
-        found: Row | None = self._cursor.execute(self.dialect.text(statement), parameters).fetchone()
-        return found
+        row: Row | None = self._cursor.execute(self.dialect.text(statement), parameters).fetchone()
+        return row
 
     def value(self, statement: str, *parameters: Any) -> Any:
         """Return the first value of the first row of a statement; None without rows."""
-        found = self.row(statement, *parameters)
-        return None if found is None else found[0]
+        row = self.row(statement, *parameters)
+        return None if row is None else row[0]
 
     def script(self, statements: str) -> None:
         """Run several statements without parameters in one exchange with the server."""
@@ -200,14 +366,16 @@ class Tx:
         """Return the number of jobs of a queue by state, with those that this transaction has changed."""
         sums = ", ".join(f"COALESCE(SUM(in_{state.value}), 0)" for state in STATES)
         row = self.row(f"SELECT {sums} FROM djqueue_tally WHERE queue = ?", queue) or ()
-        mine = self._tallies.get(queue, [0] * WIDTH)
-        return {state: int(number) + mine[_STATE[state]] for state, number in zip(STATES, row, strict=True)}
+        changes = self._tallies.get(queue, [0] * WIDTH)
+        return {
+            state: int(number) + changes[_STATE[state]] for state, number in zip(STATES, row, strict=True)
+        }
 
     def forget(self, queue: str) -> dict[State, int]:
         """Drop what was counted of a queue; return by how much its numbers of jobs by state have changed."""
         self._kept.pop(queue, None)
-        mine = self._tallies.pop(queue, [0] * WIDTH)
-        return {state: mine[at] for state, at in _STATE.items()}
+        changes = self._tallies.pop(queue, [0] * WIDTH)
+        return {state: changes[at] for state, at in _STATE.items()}
 
     def touch(self) -> None:
         """Change the version of all queues, for a change that no total or count shows."""
@@ -229,8 +397,8 @@ class Tx:
         """Return what a queue keeps, with what this transaction has changed."""
         sums = ", ".join(f"COALESCE(SUM({what}), 0)" for what in KEPT)
         row = self.row(f"SELECT {sums} FROM djqueue_retention_tally WHERE queue = ?", queue) or ()
-        mine = self._kept.get(queue, {})
-        return {what: int(number) + mine.get(what, 0) for what, number in zip(KEPT, row, strict=True)}
+        changes = self._kept.get(queue, {})
+        return {what: int(number) + changes.get(what, 0) for what, number in zip(KEPT, row, strict=True)}
 
     def shift(self, queue: str, source: State | None, target: State | None, number: int = 1) -> None:
         """Count jobs that went from one state to another."""
@@ -244,9 +412,9 @@ class Tx:
     def is_observed(self, queue: str) -> bool:
         """Return whether the events of a queue have subscribers, here or in another process."""
         if self.observed is None:
-            found = self.rows("SELECT name FROM djqueue_observed WHERE until > ?", self.now)
-            self.observed = {name for (name,) in found}
-        return queue in self.observed or self.storage.events.has_subscribers(queue)
+            rows = self.rows("SELECT name FROM djqueue_observed WHERE until > ?", self.now)
+            self.observed = {name for (name,) in rows}
+        return queue in self.observed or self.database.hooks.events.has_subscribers(queue)
 
     def note(self, job: EngineJob, event: str, items: int = 0, *, queue: str | None = None) -> None:
         """Add an event for the subscribers of a queue, if it has any."""
@@ -262,9 +430,7 @@ class Tx:
     def settle(self) -> None:
         """Apply the ends of jobs to those that wait for them."""
         if self.ended:
-            from . import dependencies
-
-            dependencies.settle(self)
+            self.database.hooks.settle(self)
 
     def flush(self) -> None:
         """Apply the ends of jobs, and write what was counted and noted; the last step before the commit."""
@@ -280,10 +446,10 @@ class Tx:
             self.insert("djqueue_retention_tally", ("queue", *KEPT), kept)
         observed = [event for event in self.events if event.queue in (self.observed or ())]
         if observed:
-            self.storage.events.store(self, observed)
-        self.storage.wake.send(self, {event.queue for event in observed})
+            self.database.hooks.events.store(self, observed)
+        self.database.hooks.wake.send(self, {event.queue for event in observed})
 
-    def done(self, unpublished: "Unpublished | None") -> None:
+    def done(self, unpublished: Unpublished | None) -> None:
         """Wake, publish and announce; the first step after the commit.
 
         Args:
@@ -291,11 +457,11 @@ class Tx:
         """
         for call in self._afterwards:
             call()
-        self.storage.wake.local(self.woken)
+        self.database.hooks.wake.local(self.woken)
         if unpublished is not None:
-            self.storage.events.publish(unpublished)
+            self.database.hooks.events.publish(unpublished)
         if self.incidents:
-            self.storage.notify_incidents(self.incidents)
+            self.database.hooks.notify_incidents(self.incidents)
 
 
 class Transactions:
@@ -304,11 +470,11 @@ class Transactions:
     A storage that was connected uses connections of its own; otherwise the calling thread's.
     """
 
-    def __init__(self, storage: "DatabaseStorage", alias: str, dialect: SqlDialect) -> None:
-        self._storage = storage
-        self._alias = alias
-        self._dialect = dialect
-        self.connections = OwnConnections(alias, dialect)
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._alias = database.alias
+        self._dialect = database.dialect
+        self._connections = database.connections
 
     def write(self, work: Callable[[Tx], T], *, durable: bool = False) -> T:
         """Run a function in a transaction that writes. It may be repeated after a conflict with another one.
@@ -326,9 +492,9 @@ class Transactions:
             with self.connection() as own:
                 return self._run(own, work, durable=durable)
 
-        found, done = self._repeated(run)
+        answer, done = self._repeated(run)
         done()
-        return found
+        return answer
 
     def write_apart(self, work: Callable[[Tx], T], on: BaseDatabaseWrapper | None = None) -> T:
         """Like `write`, but never in the caller's transaction.
@@ -339,12 +505,12 @@ class Transactions:
         """
 
         def run() -> tuple[T, Callable[[], None]]:
-            with self.connections.borrow() if on is None else nullcontext(on) as own:
+            with self._connections.borrow() if on is None else nullcontext(on) as own:
                 return self._run(own, work)
 
-        found, done = self._repeated(run)
+        answer, done = self._repeated(run)
         done()
-        return found
+        return answer
 
     def write_unless_locked(self, work: Callable[[Tx], T]) -> tuple[T] | None:
         """Like `write`; None, and nothing done, if it would have to wait for a transaction that stays open.
@@ -359,23 +525,23 @@ class Transactions:
                 return self._run(own, work, waits=not self._dialect.has_clock)
 
         try:
-            found, done = self._repeated(run)
+            answer, done = self._repeated(run)
         except Exception as error:
             if not self._dialect.is_locked(error.__cause__ or error):
                 raise
             return None
         done()
-        return (found,)
+        return (answer,)
 
     def write_at_once(self, work: Callable[[Tx], T]) -> tuple[T] | None:
         """Like `write_apart`, on the thread of an event loop; None, and nothing done, if it would wait."""
-        with self.connections.borrow_for_loop() as wrapper:
+        with self._connections.borrow_for_loop() as wrapper:
             outcome = None if wrapper is None else self._commit(wrapper, work, waits=False)
         if outcome is None:
             return None
-        found, done = outcome
+        answer, done = outcome
         done()
-        return (found,)
+        return (answer,)
 
     def _repeated(self, run: Callable[[], U], matters: Callable[[str], bool] = lambda _: True) -> U:
         """Call a function again after conflicts with other transactions, of these kinds (SQLSTATE)."""
@@ -398,13 +564,13 @@ class Transactions:
         wrapper = connections[self._alias]
         if is_in_transaction(wrapper):
             with wrapper.wrap_database_errors:
-                return work(Tx(self._storage, self._dialect, self._dialect.cursor(wrapper)))
+                return work(Tx(self._database, self._dialect.cursor(wrapper)))
         with self.connection() as own:
             own.ensure_connection()
-            set_right(self._storage.clock)
+            set_right(self._database.clock)
             with own.wrap_database_errors:
                 cursor = self._dialect.cursor(own)
-                tx = Tx(self._storage, self._dialect, cursor)
+                tx = Tx(self._database, cursor)
                 if is_single:
                     return work(tx)
                 cursor.execute(self._dialect.snapshot)
@@ -415,9 +581,8 @@ class Transactions:
 
     def connection(self) -> AbstractContextManager[BaseDatabaseWrapper]:
         """Return the thread's connection meanwhile: one of the storage, if it was connected."""
-        return (
-            self.connections.borrow() if self.connections.is_open else nullcontext(connections[self._alias])
-        )
+        own = self._connections
+        return own.borrow() if own.is_open else nullcontext(connections[self._alias])
 
     def _run(
         self,
@@ -428,7 +593,7 @@ class Transactions:
         waits: bool = True,
     ) -> tuple[T, Callable[[], None]]:
         wrapper.ensure_connection()
-        set_right(self._storage.clock)
+        set_right(self._database.clock)
         outcome = self._commit(wrapper, work, durable=durable, waits=waits)
         assert outcome is not None
         return outcome
@@ -452,246 +617,26 @@ class Transactions:
                 with opened as is_open:
                     if not is_open:
                         return None
-                    tx = Tx(self._storage, self._dialect, cursor)
-                    found = work(tx)
+                    tx = Tx(self._database, cursor)
+                    answer = work(tx)
                     tx.flush()
-                    unpublished = self._storage.events.begin(tx.events)
+                    unpublished = self._database.hooks.events.begin(tx.events)
         except BaseException:
-            self._storage.events.forget(unpublished)
+            self._database.hooks.events.forget(unpublished)
             raise
-        return found, partial(tx.done, unpublished)
+        return answer, partial(tx.done, unpublished)
 
     def _join(self, wrapper: BaseDatabaseWrapper, work: Callable[[Tx], T], durable: bool) -> T:
         wrapper.validate_no_broken_transaction()
-        set_right(self._storage.clock)
+        set_right(self._database.clock)
         with transaction.atomic(using=self._alias), wrapper.wrap_database_errors:
             cursor = self._dialect.cursor(wrapper)
             if durable:
                 self._dialect.make_durable(cursor)
-            tx = Tx(self._storage, self._dialect, cursor)
-            found = work(tx)
+            tx = Tx(self._database, cursor)
+            answer = work(tx)
             tx.flush()
             # Nothing but the callback refers to the events: Django drops it when they are rolled back.
-            done = partial(tx.done, self._storage.events.begin(tx.events))
+            done = partial(tx.done, self._database.hooks.events.begin(tx.events))
             commits.note(self._alias, tx.results, done)
-        return found
-
-
-def is_in_transaction(wrapper: BaseDatabaseWrapper) -> bool:
-    """Return whether a thread's connection has a transaction of the caller."""
-    return wrapper.in_atomic_block or (wrapper.connection is not None and not wrapper.get_autocommit())
-
-
-# Connections and the thread of a connected storage, which belong to it and not to the process's threads.
-
-
-MAX_CONNECTIONS = 8
-"""Connections of one storage that are in use at a time."""
-CONNECTION_WAIT = 30.0
-"""Seconds to wait for one of them, unless the call's deadline is earlier."""
-UNTESTED = 1.0
-"""Seconds after which an idle connection is tested before it is used."""
-
-
-class Idle(NamedTuple):
-    """A connection that waits for its next use."""
-
-    wrapper: BaseDatabaseWrapper
-    since: float
-    """Monotonic seconds."""
-
-
-class OwnConnections:
-    """A pool of connections to the database of a storage. Threads may use it at the same time.
-
-    Until it is opened, and after it is closed, a connection lasts for one use.
-    """
-
-    def __init__(self, alias: str, dialect: SqlDialect) -> None:
-        self._alias = alias
-        self._dialect = dialect
-        self.is_open = False
-        self._inherited: list[BaseDatabaseWrapper] = []
-        self._of_loop: BaseDatabaseWrapper | None = None
-        self._reset()
-        after_fork(self._forget)
-
-    def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._loop_lock = threading.Lock()
-        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._idle: list[Idle] = []
-
-    def open(self) -> None:
-        """Keep connections from now on. Raises what a connection raises."""
-        self.is_open = True
-        with self.borrow() as wrapper, wrapper.wrap_database_errors:
-            self._dialect.prepare(wrapper)
-        wrapper = create_connection(self._alias, self._dialect)
-        with wrapper.wrap_database_errors:
-            if self._dialect.tune_for_loop(wrapper):
-                self._of_loop = wrapper
-                return
-        wrapper.close()
-
-    def close(self) -> None:
-        """Close all connections; one that is in use is closed afterwards."""
-        with self._lock:
-            self.is_open = False
-            idle, self._idle = self._idle, []
-        with self._loop_lock:
-            of_loop, self._of_loop = self._of_loop, None
-        for wrapper in (*(found.wrapper for found in idle), of_loop):
-            if wrapper is not None:
-                wrapper.close()
-
-    @contextmanager
-    def borrow_for_loop(self) -> Iterator[BaseDatabaseWrapper | None]:
-        """Yield the connection for the thread of an event loop; None if there is none, or it is in use."""
-        if not self._loop_lock.acquire(blocking=False):
-            yield None
-            return
-        try:
-            yield self._of_loop
-        finally:
-            self._loop_lock.release()
-
-    @contextmanager
-    def borrow(self) -> Iterator[BaseDatabaseWrapper]:
-        """Yield a connection, which is the thread's connection of this alias meanwhile.
-
-        Raises StorageUnavailableError if all are in use for too long.
-        """
-        if not self._slots.acquire(timeout=remaining(CONNECTION_WAIT)):
-            raise StorageUnavailableError(
-                f"the database {self._alias!r} cannot be used: all {MAX_CONNECTIONS} connections of this "
-                "storage are in use. Use fewer threads, or find the slow statement."
-            )
-        try:
-            wrapper = self._take()
-            try:
-                with as_current(self._alias, wrapper):
-                    yield wrapper
-            except NotSupportedError:
-                # A plan that was kept does not fit a column that a migration has changed.
-                self._drop(wrapper)
-                raise
-            finally:
-                self._put_back(wrapper)
-        finally:
-            self._slots.release()
-
-    def _take(self) -> BaseDatabaseWrapper:
-        while True:
-            with self._lock:
-                if not self._idle:
-                    break
-                found = self._idle.pop()
-            if not self._dialect.has_clock or time.monotonic() - found.since < UNTESTED:
-                return found.wrapper
-            if found.wrapper.is_usable():
-                return found.wrapper
-            self._drop(found.wrapper)
-        return create_connection(self._alias, self._dialect)
-
-    def _put_back(self, wrapper: BaseDatabaseWrapper) -> None:
-        if wrapper.connection is None:
-            return
-        if wrapper.errors_occurred:
-            if not wrapper.is_usable():
-                self._drop(wrapper)
-                return
-            wrapper.errors_occurred = False
-        with self._lock:
-            if self.is_open:
-                self._idle.append(Idle(wrapper, time.monotonic()))
-                return
-        wrapper.close()
-
-    def _drop(self, wrapper: BaseDatabaseWrapper) -> None:
-        """Close a broken connection, and those that were idle: the server has probably closed them all."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for one in (wrapper, *(found.wrapper for found in idle)):
-            one.close()
-
-    def _forget(self) -> None:
-        """Leave the parent's connections alone in a forked child: closing them would end its sessions."""
-        self._inherited += [found.wrapper for found in self._idle]
-        if self._of_loop is not None:
-            self._inherited.append(self._of_loop)
-            self._of_loop = None
-        self.is_open = False
-        self._reset()
-
-
-def create_connection(alias: str, dialect: SqlDialect) -> BaseDatabaseWrapper:
-    """Open a connection that any thread may use, one at a time."""
-    wrapper = connections.create_connection(alias)
-    options = {**dialect.connection_options, **wrapper.settings_dict["OPTIONS"]}
-    # Settings of a session would stay with a connection of Django's pool.
-    options.pop("pool", None)
-    wrapper.settings_dict = {**wrapper.settings_dict, "OPTIONS": options}
-    wrapper.inc_thread_sharing()
-    try:
-        wrapper.ensure_connection()
-        with wrapper.wrap_database_errors:
-            dialect.tune(wrapper)
-    except BaseException:
-        wrapper.close()
-        raise
-    return wrapper
-
-
-@contextmanager
-def as_current(alias: str, wrapper: BaseDatabaseWrapper) -> Iterator[None]:
-    """Make a connection the thread's connection of its alias, which the ORM uses."""
-    usual = connections[alias]
-    connections[alias] = wrapper
-    try:
-        yield
-    finally:
-        connections[alias] = usual
-
-
-class CallThread:
-    """The one thread in which a connected storage runs the calls of coroutines."""
-
-    def __init__(self, alias: str) -> None:
-        self._alias = alias
-        self._executor: ThreadPoolExecutor | None = None
-        self._ident: int | None = None
-        after_fork(self._forget)
-
-    def open(self) -> None:
-        """Run calls in the thread from now on."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(
-                1, thread_name_prefix="djqueue-storage", initializer=self._note_thread
-            )
-
-    def close(self) -> None:
-        """End the thread after the calls that it has."""
-        executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.submit(lambda: connections[self._alias].close())
-            executor.shutdown(wait=threading.get_ident() != self._ident)
-
-    def is_used(self) -> bool:
-        """Return whether a call of this coroutine would run in the thread."""
-        return self._executor is not None and not is_called_by_sync_code()
-
-    async def call(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a function in the thread; in the caller's own one if it may have a transaction there."""
-        executor = self._executor
-        if executor is None or not self.is_used():
-            return await sync_to_async(method, thread_sensitive=True)(*args, **kwargs)
-        run = contextvars.copy_context().run
-        call = partial(run, partial(method, *args, **kwargs))
-        return await asyncio.get_running_loop().run_in_executor(executor, call)
-
-    def _note_thread(self) -> None:
-        self._ident = threading.get_ident()
-
-    def _forget(self) -> None:
-        self._executor = None
+        return answer

@@ -11,7 +11,7 @@ from djqueue.core.deadletters import letter_of
 from djqueue.core.job import REJECTED, CancelResult, DeadLetterRecord, JobFailure
 from djqueue.core.options import JobKey
 from djqueue.core.queue import KEYED
-from djqueue.core.states import PENDING, REUSABLE, TERMINAL, State
+from djqueue.core.states import LIVE, PENDING, REUSABLE, TERMINAL, State
 from djqueue.core.unique import REPLACED
 from djqueue.storage.tables import rows
 
@@ -215,9 +215,9 @@ def _bury(tx: Tx, job: StoredJob, reason: str, error: JobFailure | None, *, is_n
     job.finished_at = tx.now
     job.expires_at = None
     _enter(tx, job, State.FAILED, is_new=is_new)
-    policy = tx.storage.policy(job.queue).dead_letters
+    policy = tx.database.policy(job.queue).dead_letters
     retries: int = tx.value("SELECT retries FROM djqueue_job WHERE id = ?", job.pk) or 0
-    letter = letter_of(job, tx.now, retries, policy, tx.storage.random)
+    letter = letter_of(job, tx.now, retries, policy, tx.database.random)
     deadletters.add(tx, job, letter)
     stored.save(tx, job)
     if is_new:
@@ -358,7 +358,7 @@ def replace_payload(tx: Tx, queue: str, id: str, payload: bytes, old: bytes, *, 
     unmet = () if letter is None else letter.unmet
     revive(tx, job, letter or deadletters.NONE, by_itself=False, unmet=unmet)
     if unmet:
-        dependencies.bind(tx, job, unmet)
+        bind(tx, job, unmet)
     return "retried"
 
 
@@ -409,7 +409,7 @@ def retry(
             answers.append("blocked_again" if left else "retried")
     for job, left in bound:
         # Completed dependencies are bound, too: the job reads their results.
-        dependencies.bind(tx, job, left)
+        bind(tx, job, left)
     return answers
 
 
@@ -452,7 +452,7 @@ def _move(tx: Tx, queue: str, id: str, to: str) -> str:
 
 
 def _move_pending(tx: Tx, job: StoredJob, to: str) -> str:
-    if job.options.group is None and tx.storage.policy(to).group_mode == KEYED:
+    if job.options.group is None and tx.database.policy(to).group_mode == KEYED:
         return "group_needed"
     existing = stored.by_id(tx, to, job.id)
     if existing is not None and existing.state not in REUSABLE:
@@ -498,8 +498,8 @@ def _move_letter(tx: Tx, job: StoredJob, to: str) -> str:
     tx.shift(job.queue, State.FAILED, None)
     deadletters.drop(tx, job)
     _carry(tx, job, to)
-    policy = tx.storage.policy(to).dead_letters
-    retry_at = policy.retry_at(letter.reason, letter.retries, tx.now, tx.storage.random)
+    policy = tx.database.policy(to).dead_letters
+    retry_at = policy.retry_at(letter.reason, letter.retries, tx.now, tx.database.random)
     deadletters.add(tx, job, letter._replace(queue=to, next_retry_at=retry_at))
     tx.shift(to, None, State.FAILED)
     retention.note_details(tx, job)
@@ -511,7 +511,7 @@ def _move_letter(tx: Tx, job: StoredJob, to: str) -> str:
 
 def _carry(tx: Tx, job: StoredJob, to: str) -> None:
     """Give the rows of a job, and of what belongs to it, their new queue."""
-    tx.storage.use(tx, to)
+    stored.use(tx, to)
     tx.run("UPDATE djqueue_job SET queue = ? WHERE id = ?", to, job.pk)
     for table in BELONGINGS:
         tx.run(f"UPDATE {table} SET queue = ? WHERE queue = ? AND job_id = ?", to, job.queue, job.id)
@@ -535,3 +535,76 @@ def _rename(tx: Tx, old: JobKey, new: JobKey) -> None:
         *new,
         *old,
     )
+
+
+# Dependencies: what the end of a job does to those that wait for it.
+
+
+def bind(tx: Tx, job: StoredJob, unmet: Sequence[JobKey], *, missing: State = State.CANCELLED) -> None:
+    """Make a blocked job wait for its dependencies; those that have ended are resolved at once.
+
+    Args:
+        job: A new job, or a dead letter that is retried.
+        unmet: Those of its dependencies that it waits for; it may read the records of the others.
+        missing: How a dependency without a record ended.
+    """
+    keys = job.options.depends_on
+    states = dependencies.states_of(tx, keys)
+    # A failed dependency may be retried and complete: a patient dependent waits for that. So does a retried
+    # dependent, which has the error of its own failure.
+    is_patient = job.options.on_dependency_failure == "wait" or job.error is not None
+    ended: list[tuple[JobKey, State]] = []
+    for key in keys:
+        state = states.get(key, missing)
+        if state not in LIVE and not (state is State.FAILED and is_patient):
+            ended.append((key, state))
+    tx.insert(
+        "djqueue_dependency", dependencies.DEPENDENCY, [(job.pk, *key, key not in unmet) for key in keys]
+    )
+    retention.hold(tx, [key for key, _ in ended if key in states])
+    for key, state in ended:
+        resolve(tx, job, key, state)
+        if key not in states:
+            tx.run(
+                "DELETE FROM djqueue_dependency WHERE dependent = ? AND queue = ? AND job_id = ?",
+                job.pk,
+                *key,
+            )
+
+
+def resolve(tx: Tx, job: StoredJob, key: JobKey, ended: State) -> None:
+    """Apply the end of a dependency to a job that waits for it."""
+    if job.state is not State.BLOCKED:
+        return
+    policy = job.options.on_dependency_failure
+    which = "WHERE dependent = ? AND queue = ? AND job_id = ?"
+    if ended is State.COMPLETED or policy == "ignore":
+        # A failed job leaves no record to read, and may be retried: another end is no concern of this job.
+        met = "UPDATE djqueue_dependency SET met = TRUE"
+        change = "DELETE FROM djqueue_dependency" if ended is State.FAILED else met
+        is_changed = tx.run(f"{change} {which} AND NOT met", job.pk, *key)
+        if is_changed and not dependencies.waits(tx, job) and not dependencies.waits_for_key(tx, job):
+            unblock(tx, job)
+        return
+    if tx.row(f"SELECT 1 FROM djqueue_dependency {which} AND NOT met", job.pk, *key) is None:
+        return
+    if policy == "wait" and ended is State.FAILED:
+        return
+    # Users who may see this job may have no access to the other queue.
+    name = f"dependency {key[1]!r}" if key[0] == job.queue else "a dependency in another queue"
+    if policy == "cancel":
+        cancel_pending(tx, job, "dependency_failed")
+    else:
+        error = JobFailure("djqueue.core.errors.JobFailedError", f"{name} ended as {ended}")
+        fail_pending(tx, job, "dependency_failed", error)
+
+
+def settle(tx: Tx) -> None:
+    """Apply the ends of jobs, whose rows are written, to the jobs that wait for them, in order."""
+    while tx.ended:
+        key, state, waiting = tx.ended.pop(0)
+        stored.by_keys(tx, waiting)
+        # One after the other: the end of one may end another.
+        for pk in waiting:
+            for dependent in stored.by_keys(tx, [pk], lock=False):
+                resolve(tx, dependent, key, state)

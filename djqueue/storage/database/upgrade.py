@@ -6,7 +6,6 @@ read like a snapshot, and written like a restore, in one transaction.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from djqueue import models
 from djqueue.core.diagnostics import Finding
@@ -24,10 +23,7 @@ from djqueue.storage.tables.holders import ABANDONED, SCHEDULER_LEASE, LeaseHold
 from .dialects import Row
 from .snapshots import Reader, TableRestore
 from .stored import HOT, StoredJob, job_of
-from .transaction import Tx
-
-if TYPE_CHECKING:
-    from .storage import DatabaseStorage
+from .transaction import Database, Tx
 
 PLACES = " UNION ALL ".join(f"SELECT 1 FROM {table} WHERE {table}.id = djqueue_job.id" for table in HOT)
 IS_FORMER = (
@@ -41,9 +37,9 @@ STARTED_FIRST = ("stalled", "released")
 """Outcomes after which a job waits before those that have not started."""
 
 
-def is_former(storage: "DatabaseStorage") -> bool:
+def is_former(database: Database) -> bool:
     """Return whether the tables hold what the former storage has written. They must be up to date."""
-    return storage.read(lambda tx: tx.row(IS_FORMER, SCHEDULER_LEASE) is not None)
+    return database.read(lambda tx: tx.row(IS_FORMER, SCHEDULER_LEASE) is not None)
 
 
 def findings(tx: Tx) -> list[Finding]:
@@ -60,15 +56,15 @@ def findings(tx: Tx) -> list[Finding]:
     ]
 
 
-def counts(storage: "DatabaseStorage") -> dict[State, int]:
+def counts(database: Database) -> dict[State, int]:
     """Return the number of jobs by state."""
-    return storage.read(lambda tx: {State(state): number for state, number in tx.rows(COUNTS)})
+    return database.read(lambda tx: {State(state): number for state, number in tx.rows(COUNTS)})
 
 
-def check_stopped(storage: "DatabaseStorage") -> None:
+def check_stopped(database: Database) -> None:
     """Raise SnapshotTargetError while a scheduler or a worker of any version runs."""
-    now = storage.clock.now()
-    leases = models.SchedulerLease.objects.using(storage.alias).filter(name=SCHEDULER_LEASE)
+    now = database.clock.now()
+    leases = models.SchedulerLease.objects.using(database.alias).filter(name=SCHEDULER_LEASE)
     for values in leases.values_list(*LeaseHolder._fields):
         holder = LeaseHolder(*values)
         ends = to_milliseconds(holder.expires_at)
@@ -76,7 +72,7 @@ def check_stopped(storage: "DatabaseStorage") -> None:
             raise SnapshotTargetError(
                 f"{holder.describe()} is the scheduler of an earlier version: stop all workers first"
             )
-    workers = models.WorkerState.objects.using(storage.alias).filter(seen_at__gt=now - WORKER_TTL)
+    workers = models.WorkerState.objects.using(database.alias).filter(seen_at__gt=now - WORKER_TTL)
     if ids := sorted(workers.values_list("worker_id", flat=True)):
         raise SnapshotTargetError(
             f"workers have sent heartbeats in the last {WORKER_TTL // 1_000} seconds ({', '.join(ids[:3])}"
@@ -85,7 +81,7 @@ def check_stopped(storage: "DatabaseStorage") -> None:
 
 
 def carry_over(
-    storage: "DatabaseStorage",
+    database: Database,
     *,
     drop_finished: bool = False,
     progress: Callable[[int], None] = lambda _: None,
@@ -93,16 +89,16 @@ def carry_over(
     """Bring all jobs, dead letters and settings into the form of this storage: all of them, or none.
 
     Args:
-        storage: The storage, whose tables are up to date.
+        database: The database, whose tables are up to date.
         drop_finished: Delete the completed and cancelled jobs that no other job depends on.
         progress: Called with the number of records read so far.
     """
 
     def work(tx: Tx) -> SnapshotCounts:
-        with closing(SnapshotSpool(storage.policy, tx.now, storage.random)) as spool:
+        with closing(SnapshotSpool(database.policy, tx.now, database.random)) as spool:
             restore = TableRestore(tx, spool, tx.now)
             restore.lock()
-            check_stopped(storage)
+            check_stopped(database)
             if drop_finished:
                 _drop_finished(tx)
             tx.run(f"UPDATE djqueue_queue_state SET limits_set = TRUE WHERE {SET_LIMITS}")
@@ -111,9 +107,9 @@ def carry_over(
             tx.run("DELETE FROM djqueue_scheduler_lease WHERE name = ?", SCHEDULER_LEASE)
             return spool.counts()
 
-    with named(storage.alias):
-        found = storage.transactions.write(work, durable=True)
-    storage.forget_used()
+    with named(database.alias):
+        found = database.transactions.write(work, durable=True)
+    database.used_until.clear()
     return found
 
 

@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol
 
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -24,11 +24,9 @@ from djqueue.core.shown import in_one_line
 from djqueue.storage.facets import Unsubscribe
 from djqueue.storage.tables.dberrors import unavailable
 
-from .stored import NEXT_DUE
-from .transaction import Tx, create_connection
-
-if TYPE_CHECKING:
-    from .storage import DatabaseStorage
+from .connections import create_connection
+from .stored import NEXT_DUE, used_queues
+from .transaction import Database, Tx
 
 logger = logging.getLogger("djqueue.storage")
 Listener = tuple[frozenset[str] | None, Callable[[], None]]
@@ -50,8 +48,10 @@ def channel(prefix: str) -> str:
 class Wake:
     """The listeners of this process, and its notifications of others."""
 
-    def __init__(self, storage: "DatabaseStorage") -> None:
-        self._storage = storage
+    def __init__(self, database: Database, follower: "Follower", background: "Background") -> None:
+        self._database = database
+        self._follower = follower
+        self._background = background
         self._reset()
         after_fork(self._reset)
 
@@ -78,7 +78,7 @@ class Wake:
         entry = (None if queues is None else frozenset(queues), wake)
         with self._lock:
             self._listeners = [*self._listeners, entry]
-        self._storage.follower.follow()
+        self._follower.follow()
         return lambda: self._forget(entry)
 
     def _forget(self, entry: Listener) -> None:
@@ -94,7 +94,7 @@ class Wake:
             tx: The transaction.
             observed: Queues with events for other processes.
         """
-        if not tx.dialect.has_clock or not self._storage.notify:
+        if not tx.dialect.has_clock or not self._database.notify:
             return
         now = time.monotonic()
         late = []
@@ -120,14 +120,14 @@ class Wake:
         """Notify once more after the pause, for all commits within it."""
         for key in keys:
             when = self._sent.get(key, 0) + NOTIFY_EVERY
-            self._storage.background.at(when, key, partial(self._send_now, key))
+            self._background.at(when, key, partial(self._send_now, key))
 
     def _send_now(self, key: tuple[str, str]) -> None:
         prefix, queue = key
         with self._lock:
             self._sent[key] = time.monotonic()
         try:
-            self._storage.read(lambda tx: _notify(tx, prefix, [queue]), is_single=True)
+            self._database.read(lambda tx: _notify(tx, prefix, [queue]), is_single=True)
         except Exception as error:
             logger.warning("Could not notify other processes, which will poll queue %r: %s", queue, error)
 
@@ -139,8 +139,8 @@ class Wake:
         names: set[str] = set()
         for queues, _ in listeners:
             if queues is None:
-                names.update(tx.storage.used_queues(tx, "djqueue_ready"))
-                names.update(tx.storage.used_queues(tx, "djqueue_delayed"))
+                names.update(used_queues(tx, "djqueue_ready"))
+                names.update(used_queues(tx, "djqueue_delayed"))
             else:
                 names |= queues
         if names:
@@ -149,13 +149,13 @@ class Wake:
     def _claimable(self, tx: Tx, names: Sequence[str]) -> set[str]:
         """Return the queues with ready jobs, or with a delayed job that is due before all that were known."""
         listed, values = tx.listed(names)
-        found = tx.rows(
+        rows = tx.rows(
             "SELECT q.name, EXISTS (SELECT 1 FROM djqueue_ready WHERE queue = q.name), "
             f"({NEXT_DUE.format('q.name')}) FROM {listed} q",
             values,
         )
         claimable = set()
-        for name, is_ready, due in found:
+        for name, is_ready, due in rows:
             known = self._due.get(name)
             if is_ready or (due is not None and (known is None or due < known)):
                 claimable.add(name)
@@ -171,7 +171,7 @@ class Wake:
         """Call the listeners of this process for queues in which jobs may have become claimable."""
         if not woken:
             return
-        self._storage.ready_queues.forget(woken)
+        self._database.ready_queues.forget(woken)
         for queues, wake in self._listeners:
             if queues is None or not queues.isdisjoint(woken):
                 try:
@@ -261,11 +261,53 @@ class FollowerThread:
             self.busy.acquire()
 
 
+class CommandLooks(Protocol):
+    """What follows the commands for workers; `SqlWorkers`."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether workers of this process wait for commands."""
+
+    def look(self, tx: Tx) -> None:
+        """Wake the workers for which a command waits."""
+
+
+class EventLooks(Protocol):
+    """What follows the events of other processes; `SqlEvents`."""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there are subscriptions."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to look now, although nothing may have changed."""
+
+    def look_at(self, now: float) -> float:
+        """Return when to look, in monotonic seconds, where changes of jobs are not noticed."""
+
+    def look(self, tx: Tx, wrapper: BaseDatabaseWrapper) -> None:
+        """Read what other processes have committed, and deliver it."""
+
+    def refuse(self, error: StorageUnavailableError) -> None:
+        """Let subscriptions that wait for their confirmation fail."""
+
+
+class Looks(NamedTuple):
+    """What looks at the changes of other processes."""
+
+    wake: Wake
+    events: EventLooks
+    workers: CommandLooks
+
+
 class Follower:
     """Starts the thread with the first listener or subscription, and ends it some time after the last one."""
 
-    def __init__(self, storage: "DatabaseStorage") -> None:
-        self._storage = storage
+    looks: "Looks"
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._inherited: list[FollowerThread | None] = []
         self._run: FollowerThread | None = None
         self._lock = threading.Lock()
@@ -279,7 +321,7 @@ class Follower:
     @property
     def is_possible(self) -> bool:
         """Whether other processes can use the database: not one in memory."""
-        wrapper: Any = connections[self._storage.alias]
+        wrapper: Any = connections[self._database.alias]
         return wrapper.vendor != "sqlite" or not wrapper.is_in_memory_db()
 
     @property
@@ -314,14 +356,14 @@ class Follower:
                 run.thread.join()
 
     def _live(self, run: FollowerThread) -> None:
-        storage = self._storage
-        followed = _Notified(storage, run) if storage.dialect.has_clock else _Watched(storage, run)
+        database = self._database
+        followed = (_Notified if database.dialect.has_clock else _Watched)(database, self.looks, run)
         run.busy.acquire()
         try:
             pause = RETRY[0]
             while not self._has_ended(run, followed):
                 try:
-                    wrapper = create_connection(storage.alias, storage.dialect)
+                    wrapper = create_connection(database.alias, database.dialect)
                     try:
                         with wrapper.wrap_database_errors:
                             followed.begin(wrapper)
@@ -336,7 +378,7 @@ class Follower:
                     pause = min(pause * 2, RETRY[1])
         finally:
             run.signal.close()
-            connections[storage.alias].close()
+            connections[database.alias].close()
             run.busy.release()
 
     def _has_ended(self, run: FollowerThread, followed: "Followed") -> bool:
@@ -355,19 +397,18 @@ class Follower:
             return True
 
     def _is_needed(self) -> bool:
-        storage = self._storage
-        return storage.wake.is_needed or storage.events.is_needed or storage.workers.is_needed
+        return any(look.is_needed for look in self.looks)
 
     def _report(self, error: Exception, *, is_first: bool) -> None:
         if isinstance(error, Error):
-            known = unavailable(self._storage.alias, error)
+            known = unavailable(self._database.alias, error)
         elif isinstance(error, StorageUnavailableError):
             known = error
         else:
             if is_first:
                 logger.error("Following the changes of other processes failed, retrying.", exc_info=error)
             known = StorageUnavailableError(f"the changes of other processes cannot be followed: {error!r}")
-        self._storage.events.refuse(known)
+        self.looks.events.refuse(known)
         if is_first:
             logger.warning(
                 "Could not follow the changes of other processes, retrying: %s", in_one_line(known)
@@ -377,14 +418,14 @@ class Follower:
 class Followed(ABC):
     """A connection on which the changes of other processes are noticed."""
 
-    def __init__(self, storage: "DatabaseStorage", run: FollowerThread) -> None:
-        self._storage, self._wait = storage, run.wait
+    def __init__(self, database: Database, looks: Looks, run: FollowerThread) -> None:
+        self._database, self._looks, self._wait = database, looks, run.wait
         self.needed_at = time.monotonic()
         """Monotonic seconds at which there last were listeners or subscriptions."""
 
     def begin(self, wrapper: BaseDatabaseWrapper) -> None:
         """Look for the first time on a new connection: anything may have changed."""
-        self._wrapper, self._cursor = wrapper, self._storage.dialect.cursor(wrapper)
+        self._wrapper, self._cursor = wrapper, self._database.dialect.cursor(wrapper)
         self.prepare()
         self.look()
 
@@ -399,13 +440,13 @@ class Followed(ABC):
     def look(self) -> None:
         """Look at everything that other processes may have changed."""
         tx = self.tx()
-        self._storage.wake.look(tx)
-        self._storage.workers.look(tx)
-        self._storage.events.look(tx, self._wrapper)
+        self._looks.wake.look(tx)
+        self._looks.workers.look(tx)
+        self._looks.events.look(tx, self._wrapper)
 
     def tx(self) -> Tx:
         """Return reads outside of transactions."""
-        return Tx(self._storage, self._storage.dialect, self._cursor)
+        return Tx(self._database, self._cursor)
 
 
 class _Watched(Followed):
@@ -420,8 +461,8 @@ class _Watched(Followed):
         if version != self._version:
             self._version = version
             self.look()
-        elif self._storage.events.is_due:
-            self._storage.events.look(self.tx(), self._wrapper)
+        elif self._looks.events.is_due:
+            self._looks.events.look(self.tx(), self._wrapper)
 
     def _read_version(self) -> int:
         version: int = self._cursor.execute("PRAGMA data_version").fetchone()[0]
@@ -436,7 +477,7 @@ class _Notified(Followed):
         self._claimable: set[str] = set()
         self._has_events = False
         self._channels: dict[str, str] = {}
-        if self._storage.notify:
+        if self._database.notify:
             self._driver.add_notify_handler(self._on_notify)
             for prefix in (CLAIMABLE, EVENTS):
                 name = self._cursor.execute(f"SELECT {channel(prefix)}").fetchone()[0]
@@ -445,7 +486,7 @@ class _Notified(Followed):
                 self._cursor.execute(f'LISTEN "{quoted}"')
 
     def step(self) -> None:
-        events = self._storage.events
+        events = self._looks.events
         now = time.monotonic()
         until = min(self._poll_at, events.look_at(now))
         if not self._claimable and not self._has_events and not events.is_due:
@@ -453,7 +494,7 @@ class _Notified(Followed):
         # Notifications that have arrived are passed to the handler.
         self._cursor.execute("SELECT 1")
         woken, self._claimable = self._claimable, set()
-        self._storage.wake.local(woken)
+        self._looks.wake.local(woken)
         if time.monotonic() >= self._poll_at:
             self.look()
         elif self._has_events or events.is_due or time.monotonic() >= until:
@@ -461,8 +502,8 @@ class _Notified(Followed):
             events.look(self.tx(), self._wrapper)
 
     def look(self) -> None:
-        low, high = POLL if self._storage.notify else POLL_ALONE
-        self._poll_at = time.monotonic() + self._storage.random.uniform(low, high)
+        low, high = POLL if self._database.notify else POLL_ALONE
+        self._poll_at = time.monotonic() + self._database.random.uniform(low, high)
         self._has_events = False
         super().look()
 

@@ -6,9 +6,10 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from djqueue.core.errors import StorageError
+from djqueue.core.forks import after_fork
 from djqueue.core.job import ProcessInfo, RunningJob, WorkerDump, WorkerInfo
 from djqueue.core.metrics import RunStats
 from djqueue.core.workercontrol import (
@@ -23,16 +24,16 @@ from djqueue.core.workercontrol import (
     with_command,
 )
 from djqueue.storage.facets import WORKER_TTL, Unsubscribe, Workers
-from djqueue.storage.tables.holders import LeaseHolder, died_here, host_name, lives_here, start_mark
+from djqueue.storage.tables.dberrors import named
+from djqueue.storage.tables.holders import LeaseHolder, boot_of, died_here, host_name, lives_here, start_mark
+from djqueue.storage.tables.leaderlease import LeaderLease
 from djqueue.storage.tables.rows import TEXT_LIMIT, clean
 from djqueue.storage.tables.workerrows import WORKER, worker_row
 
-from . import leader, metrics
+from . import metrics
 from .dialects import Row
-from .transaction import Tx
-
-if TYPE_CHECKING:
-    from .storage import DatabaseStorage
+from .transaction import Database, Tx
+from .wake import Follower
 
 logger = logging.getLogger("djqueue.storage")
 JSON = ("queues", "names", "about")
@@ -54,51 +55,62 @@ IN_USE = (
     "The worker ID {!r} is in use by process {} on {}, whose last heartbeat was {:.1f} s ago. Give each "
     "worker an ID of its own (--worker-id), or leave it out."
 )
+LEADER = "leader"
+"""Name of the row of the lease of the process that sweeps."""
+BOOT = "boot"
+"""Name of the row of the leases that names the boot in which this database was last used."""
 FORGET_DUMP = "UPDATE djqueue_worker_state SET dump = '', dumped_at = NULL WHERE worker_id = ?"
+
+
+def is_known(tx: Tx, worker_id: str) -> bool:
+    """Return whether a worker has sent a heartbeat recently."""
+    known = "SELECT 1 FROM djqueue_worker_state WHERE worker_id = ? AND seen_at >= ?"
+    return tx.row(known, worker_id, tx.now - WORKER_TTL) is not None
+
+
+def forget_silent(tx: Tx) -> None:
+    """Remove the workers without a recent heartbeat."""
+    tx.run("DELETE FROM djqueue_worker_state WHERE seen_at < ?", tx.now - WORKER_TTL)
+
+
+def alive(tx: Tx) -> list[WorkerInfo]:
+    """Return the workers that sent a heartbeat recently."""
+    return [_worker(row) for row in tx.rows(READ, LEADER, tx.now, tx.now - WORKER_TTL)]
+
+
+def killed(tx: Tx) -> list[Row]:
+    """Return the workers (id, pid, process) of this machine whose processes have ended."""
+    here = f"{host_name()}@"
+    of_this_machine = (
+        "SELECT worker_id, pid, process FROM djqueue_worker_state WHERE substr(process, 1, ?) = ?"
+    )
+    rows = tx.rows(of_this_machine, len(here), here)
+    return [row for row in rows if died_here(LeaseHolder("", row[2], row[1], ""))]
+
+
+def forget_killed(tx: Tx) -> None:
+    """Remove workers whose processes have ended, and end their leases, so that a sweep takes their jobs
+    back.
+    """
+    for worker_id, pid, process in killed(tx):
+        same = "worker_id = ? AND pid = ? AND process = ?"
+        if tx.run(f"DELETE FROM djqueue_worker_state WHERE {same}", worker_id, pid, process):
+            # The leases of jobs that other transactions have locked expire by themselves.
+            its_claims = "SELECT id FROM djqueue_claim WHERE worker = ? AND lease_until > ?"
+            condition = tx.dialect.once(f"{its_claims}{tx.dialect.unlocked_change}")
+            ended = f"UPDATE djqueue_claim SET lease_until = ? WHERE id {condition}"
+            count = tx.run(ended, tx.tick, worker_id, tx.tick)
+            tx.then(partial(logger.warning, KILLED, worker_id, pid, count))
 
 
 class SqlWorkers(Workers):
     """Workers, each a row. A command waits in the row of its worker, whose next heartbeat takes it."""
 
-    def __init__(self, storage: "DatabaseStorage") -> None:
-        self._storage = storage
-        self._read, self._write = storage.read, storage.write
+    def __init__(self, database: Database, follower: Follower) -> None:
+        self._read, self._write = database.read, database.write
+        self._follower = follower
         self._lock = threading.Lock()
         self._followers: dict[str, list[Callable[[], None]]] = {}
-
-    def is_known(self, tx: Tx, worker_id: str) -> bool:
-        """Return whether a worker has sent a heartbeat recently."""
-        known = "SELECT 1 FROM djqueue_worker_state WHERE worker_id = ? AND seen_at >= ?"
-        return tx.row(known, worker_id, tx.now - WORKER_TTL) is not None
-
-    def forget_silent(self, tx: Tx) -> None:
-        """Remove the workers without a recent heartbeat."""
-        tx.run("DELETE FROM djqueue_worker_state WHERE seen_at < ?", tx.now - WORKER_TTL)
-
-    def alive(self, tx: Tx) -> list[WorkerInfo]:
-        """Return the workers that sent a heartbeat recently."""
-        return [_worker(row) for row in tx.rows(READ, leader.NAME, tx.now, tx.now - WORKER_TTL)]
-
-    def killed(self, tx: Tx) -> list[Row]:
-        """Return the workers (id, pid, process) of this machine whose processes have ended."""
-        here = f"{host_name()}@"
-        mine = "SELECT worker_id, pid, process FROM djqueue_worker_state WHERE substr(process, 1, ?) = ?"
-        found = tx.rows(mine, len(here), here)
-        return [row for row in found if died_here(LeaseHolder("", row[2], row[1], ""))]
-
-    def forget_killed(self, tx: Tx) -> None:
-        """Remove workers whose processes have ended, and end their leases, so that a sweep takes their jobs
-        back.
-        """
-        for worker_id, pid, process in self.killed(tx):
-            same = "worker_id = ? AND pid = ? AND process = ?"
-            if tx.run(f"DELETE FROM djqueue_worker_state WHERE {same}", worker_id, pid, process):
-                # The leases of jobs that other transactions have locked expire by themselves.
-                mine = "SELECT id FROM djqueue_claim WHERE worker = ? AND lease_until > ?"
-                condition = tx.dialect.once(f"{mine}{tx.dialect.unlocked_change}")
-                ended = f"UPDATE djqueue_claim SET lease_until = ? WHERE id {condition}"
-                count = tx.run(ended, tx.tick, worker_id, tx.tick)
-                tx.then(partial(logger.warning, KILLED, worker_id, pid, count))
 
     def register(self, info: WorkerInfo) -> tuple[str, ...]:
         return self._write(lambda tx: self._register(tx, info))
@@ -111,7 +123,7 @@ class SqlWorkers(Workers):
         is_same = before is not None and before[0] == info.started_at
         process = host_name() + start_mark(info.pid) if info.pid == os.getpid() else ""
         if not is_same:
-            self.forget_killed(tx)
+            forget_killed(tx)
             _check_free(tx, worker_id, process)
         row = {**values, **{name: json.dumps(values[name]) for name in JSON if values[name] is not None}}
         tx.run(WRITE, worker_id, *(row[name] for name in COLUMNS[1:]), process)
@@ -124,7 +136,7 @@ class SqlWorkers(Workers):
         self._write(lambda tx: tx.run("DELETE FROM djqueue_worker_state WHERE worker_id = ?", worker_id))
 
     def all(self) -> list[WorkerInfo]:
-        return self._read(self.alive)
+        return self._read(alive)
 
     def control(self, worker_id: str, command: str) -> str:
         check_command(command)
@@ -147,7 +159,7 @@ class SqlWorkers(Workers):
         worker_id = _id(worker_id)
         with self._lock:
             self._followers[worker_id] = [*self._followers.get(worker_id, ()), wake]
-        self._storage.follower.follow()
+        self._follower.follow()
         return lambda: self._forget_wake(worker_id, wake)
 
     def _forget_wake(self, worker_id: str, wake: Callable[[], None]) -> None:
@@ -249,3 +261,61 @@ def _worker(row: Row) -> WorkerInfo:
     values["queues"] = None if values["queues"] is None else tuple(values["queues"])
     values["names"] = tuple(values["names"])
     return WorkerInfo(worker_id, **values, **about)
+
+
+# The leader: the one process that sweeps, whichever of the workers it is.
+
+
+class Leadership:
+    """The lease of this process on sweeps, for all workers that share a storage.
+
+    It saves the others the work, and protects nothing: a process that sweeps without it does no harm.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._reset()
+        after_fork(self._reset)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._lease = LeaderLease(self._database.alias, self._database.clock, LEADER)
+
+    def take(self) -> bool:
+        """Return whether this process leads: it did, or the last leader has released its lease, let it
+        expire, or died on this machine.
+        """
+        with self._lock, named(self._database.alias), self._database.transactions.connection():
+            return self._lease.take()
+
+    def release(self) -> None:
+        """Let another process lead at once."""
+        with self._lock:
+            if self._lease.number:
+                with named(self._database.alias), self._database.transactions.connection():
+                    self._lease.release()
+
+
+# Leases and rates on SQLite are by the time since the machine started, which no change of its clock affects.
+# So what was written before a restart means nothing after it.
+
+
+def is_first_use(tx: Tx) -> bool:
+    """Return whether no process has used the database since the machine was started."""
+    host = tx.value("SELECT host FROM djqueue_scheduler_lease WHERE name = ?", BOOT)
+    return host is None or boot_of(host) != boot_of()
+
+
+def follow_restart(tx: Tx) -> None:
+    """Expire the leases of before the restart, whose processes have ended, and fill all rate limits up."""
+    if not is_first_use(tx):
+        return  # Another process has done so since.
+    tx.run("UPDATE djqueue_claim SET lease_until = 0")
+    tx.run("UPDATE djqueue_rate_bucket SET full_at = '0', turns = ''")
+    tx.run("UPDATE djqueue_rate_bucket SET rest_at = 0 WHERE rest_at IS NOT NULL")
+    tx.run(
+        "INSERT INTO djqueue_scheduler_lease (name, holder, host, pid, address, generation, renewed_at, "
+        "expires_at) VALUES (?, '', ?, 0, '', 0, ?, 0) ON CONFLICT (name) DO UPDATE SET "
+        "host = excluded.host, renewed_at = excluded.renewed_at",
+        *(BOOT, host_name(), tx.now),
+    )

@@ -142,7 +142,7 @@ def interrupted() -> None:
         sys.stdin.readline()
 
     with storage() as made:
-        made.write(work)
+        made.database.write(work)
 
 
 def buffered() -> None:
@@ -166,11 +166,11 @@ def forker() -> None:
         child = os.fork()
         if not child:
             enqueue(made, id="child")
-            say("child", made.transactions.connections.is_open)
+            say("child", made.database.connections.is_open)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         enqueue(made, id="parent")
-        say("parent", made.transactions.connections.is_open, status)
+        say("parent", made.database.connections.is_open, status)
 
 
 def memory() -> None:

@@ -9,7 +9,7 @@ import pytest
 from djqueue import models
 from djqueue.core.errors import StorageError
 from djqueue.core.states import State
-from djqueue.storage.database import leader
+from djqueue.storage.database import workers
 from djqueue.storage.tables.holders import host_name, start_mark
 from djqueue.storage.tables.leaderlease import TTL
 from djqueue.testing.clock import FakeClock
@@ -50,7 +50,7 @@ def stopped(pid):
 
 
 def leader_pid():
-    return models.SchedulerLease.objects.get(name=leader.NAME).pid
+    return models.SchedulerLease.objects.get(name=workers.LEADER).pid
 
 
 # Who leads.
@@ -92,7 +92,7 @@ def test_resigning_without_leading_changes_nothing(pair, clock):
 def test_leader_that_died_on_this_machine_is_replaced_at_once(pair, clock):
     first, second = pair
     assert sweeps(first, clock)
-    models.SchedulerLease.objects.filter(name=leader.NAME).update(host=f"{host_name()}@1")
+    models.SchedulerLease.objects.filter(name=workers.LEADER).update(host=f"{host_name()}@1")
 
     assert sweeps(second, clock)
 

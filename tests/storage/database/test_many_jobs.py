@@ -9,7 +9,7 @@ from djqueue import models
 from djqueue.core.errors import StorageError
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.models import hot
-from djqueue.storage.database import claim, dialects, queues, stored
+from djqueue.storage.database import dialects, metrics, queues, stored
 from djqueue.storage.database import transaction as transactions
 from djqueue.storage.database.events import SqlEvents
 from djqueue.testing.factories import (
@@ -234,7 +234,7 @@ def test_tallies_are_added_up_in_the_order_of_an_index(make, plans):
     storage = make()
     for _ in range(5):
         enqueue(storage)
-    storage.sweep_metrics()
+    metrics.sweep(storage.database)
 
     assert sorts_and_scans(plans, "SELECT MAX(at) FROM djqueue_tally") == []
     assert sorts_and_scans(plans, "DELETE FROM djqueue_tally") == []
@@ -307,7 +307,7 @@ def test_subscriber_reads_few_of_many_events_of_postgresql(make, monkeypatch):
 def test_end_and_start_of_many_jobs_take_as_many_statements_as_those_of_two(
     make, statements, option, monkeypatch
 ):
-    monkeypatch.setattr(claim, "SEARCH_EVERY", EVER)  # A slow machine may take longer than this.
+    monkeypatch.setattr(transactions, "SEARCH_EVERY", EVER)  # A slow machine may take longer than this.
     storage = make(notify=False)
     for number in range(24):
         storage.enqueue([batch(ids=[f"a{number}"], **{option: f"a{number}"})])

@@ -8,7 +8,7 @@ from djqueue.core.limiter import Rate
 from djqueue.core.queue import QueuePolicy
 from djqueue.core.sharing import LimiterPolicy
 from djqueue.core.states import State
-from djqueue.storage.database import storage as storages
+from djqueue.storage.database import transaction
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import QUEUE, claim, claim_ids, enqueue_many, state
 
@@ -71,10 +71,10 @@ def test_leases_last_while_the_machine_runs(make):
 
 
 def test_wall_clock_decides_where_the_boot_is_unknown(make, monkeypatch):
-    monkeypatch.setattr(storages, "boot_of", lambda: "")
+    monkeypatch.setattr(transaction, "boot_of", lambda: "")
     clock = FakeClock(now=1_700_000_000_000, monotonic=JUST_STARTED)
 
     storage = make(clock=clock)
 
-    assert storage.tick() == clock.now()
+    assert storage.database.tick() == clock.now()
     assert not models.SchedulerLease.objects.filter(name="boot").exists()

@@ -159,10 +159,10 @@ def test_clean_goes_on_behind_jobs_that_have_started_meanwhile(make, monkeypatch
 
 def test_transactions_of_the_storage_are_read_committed(make):
     storage = make()
-    with storage.transactions.connections.borrow() as own, own.cursor() as cursor:
+    with storage.database.connections.borrow() as own, own.cursor() as cursor:
         cursor.execute("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL REPEATABLE READ")
 
-    assert storage.write(lambda tx: tx.value("SHOW transaction_isolation")) == "read committed"
+    assert storage.database.write(lambda tx: tx.value("SHOW transaction_isolation")) == "read committed"
 
 
 def end(storage, *outcomes, slots=0):
@@ -308,7 +308,7 @@ def test_outcome_waits_for_no_unique_key_that_a_caller_has_locked(make):
     storage.enqueue([batch(ids=["a"], unique_key="k"), batch(ids=["b"])])
     first, second = claim(storage, 2)
     with transaction.atomic():
-        storage.write(lambda tx: tx.lock(key_lock(QUEUE, "k")))
+        storage.database.write(lambda tx: tx.lock(key_lock(QUEUE, "k")))
         assert end(storage, completing(first), completing(second)).accepted == [None, True]
 
     assert end(storage, completing(first)).accepted == [True]
@@ -380,9 +380,9 @@ def test_claim_leaves_ready_jobs_of_a_locked_group_as_they_are(make):
 
     with transaction.atomic():
         storage.enqueue([batch(ids=["b"], group="g")])
-        before = storage.read(lambda tx: tx.value(row))
+        before = storage.database.read(lambda tx: tx.value(row))
         claims = end(storage, slots=2).claims
-        after = elsewhere(lambda: storage.read(lambda tx: tx.value(row)))
+        after = elsewhere(lambda: storage.database.read(lambda tx: tx.value(row)))
 
     assert (claims.jobs, claims.wait) == ([], 50)
     assert before == after
@@ -423,7 +423,7 @@ def test_renewal_of_an_overdue_lease_waits_for_a_slow_sweep_that_takes_it_back(m
     [job] = claim(storage)
     hot.ClaimedJob.objects.update(lease_until=1)
     is_taken, has_waited = Event(), Event()
-    flush, write = Tx.flush, storage.transactions.write_unless_locked
+    flush, write = Tx.flush, storage.database.transactions.write_unless_locked
 
     def slow_flush(tx):
         if tx.storage is other and not hot.ClaimedJob.objects.exists():
@@ -433,7 +433,7 @@ def test_renewal_of_an_overdue_lease_waits_for_a_slow_sweep_that_takes_it_back(m
 
     monkeypatch.setattr(Tx, "flush", slow_flush)
     monkeypatch.setattr(
-        storage.transactions, "write_unless_locked", lambda work: (write(work), has_waited.set())[0]
+        storage.database.transactions, "write_unless_locked", lambda work: (write(work), has_waited.set())[0]
     )
     with ThreadPoolExecutor(1) as pool:
         sweep = pool.submit(other.sweep)
@@ -450,9 +450,9 @@ def test_overdue_lease_of_a_locked_job_does_not_let_short_ones_expire(make, monk
     first, second = claim(storage, 2)
     leases = [Lease(job.queue, job.id, job.token) for job in (first, second)]
     hot.ClaimedJob.objects.filter(job_id=first.id).update(lease_until=1)
-    calls, write = [], storage.transactions.write_unless_locked
+    calls, write = [], storage.database.transactions.write_unless_locked
     monkeypatch.setattr(
-        storage.transactions, "write_unless_locked", lambda work: (calls.append(1), write(work))[1]
+        storage.database.transactions, "write_unless_locked", lambda work: (calls.append(1), write(work))[1]
     )
 
     with transaction.atomic():

@@ -5,7 +5,7 @@ import pytest
 from djqueue import models
 from djqueue.core.states import State
 from djqueue.models import hot
-from djqueue.storage.database import claim, dependencies, events, limiters, retention, sweep
+from djqueue.storage.database import claim, dependencies, events, expiry, limiters, sweep
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import QUEUE, batch, enqueue, state
 
@@ -32,8 +32,8 @@ def fail(*_, **__):
         (dependencies, "forget_expired_keys", "release expired unique keys"),
         (sweep, "_stall", "take back jobs of lost workers"),
         (sweep, "_expire", "fail expired jobs"),
-        (retention, "expire", "remove expired records"),
-        (retention, "exceeded", "find queues above their bounds"),
+        (expiry, "expire", "remove expired records"),
+        (expiry, "exceeded", "find queues above their bounds"),
     ],
 )
 def test_step_that_fails_is_logged_once_and_stops_no_other(
@@ -94,8 +94,8 @@ def test_leader_goes_on_when_a_step_fails(make, clock, monkeypatch):
 def test_sweep_whose_steps_all_fail_raises_the_first_error(make, monkeypatch, caplog):
     storage = make()
     for call in ("read", "write"):
-        monkeypatch.setattr(storage.transactions, call, fail)
-    monkeypatch.setattr(storage, "sweep_staging", fail)
+        monkeypatch.setattr(storage.database.transactions, call, fail)
+    monkeypatch.setattr(storage._staging_sweep, "run", fail)
 
     with pytest.raises(ZeroDivisionError):
         storage.sweep()

@@ -57,7 +57,7 @@ def undone():
 
 def own(storage, statement):
     """Return the first value of a statement on a connection of the storage."""
-    return storage.read(lambda tx: tx.value(statement))
+    return storage.database.read(lambda tx: tx.value(statement))
 
 
 # The caller's transaction.
@@ -142,7 +142,7 @@ def test_storage_without_connections_of_its_own_uses_those_of_threads(make):
     enqueue(storage)
 
     assert connection.connection is not None
-    assert storage.transactions.connections._idle == []
+    assert storage.database.connections._idle == []
 
 
 def test_orm_uses_the_connection_of_the_transaction(make):
@@ -153,7 +153,7 @@ def test_orm_uses_the_connection_of_the_transaction(make):
         return models.Job.objects.get().name
 
     enqueue(storage)
-    assert storage.write(work) == "changed"
+    assert storage.database.write(work) == "changed"
 
 
 def test_threads_share_a_small_number_of_connections(make):
@@ -165,24 +165,24 @@ def test_threads_share_a_small_number_of_connections(make):
         thread.join()
 
     assert counts(storage)[State.WAITING] == 100
-    assert 1 <= len(storage.transactions.connections._idle) <= 8
+    assert 1 <= len(storage.database.connections._idle) <= 8
 
 
 def test_waiting_for_a_connection_ends_with_the_call(make):
     storage = make()
     for _ in range(8):
-        assert storage.transactions.connections._slots.acquire()
+        assert storage.database.connections._slots.acquire()
     try:
         with within(0.05), pytest.raises(StorageUnavailableError, match="in use"):
             enqueue(storage)
     finally:
-        storage.transactions.connections._slots.release(8)
+        storage.database.connections._slots.release(8)
 
 
 def test_closed_storage_has_no_connections(make):
     storage = make()
     enqueue(storage)
-    [idle] = storage.transactions.connections._idle
+    [idle] = storage.database.connections._idle
     storage.close()
 
     assert idle.wrapper.connection is None
@@ -202,7 +202,7 @@ def test_coroutines_run_in_the_thread_of_a_connected_storage(make):
 def test_deadline_of_a_coroutine_reaches_the_thread(make):
     storage = make()
     for _ in range(8):
-        storage.transactions.connections._slots.acquire()
+        storage.database.connections._slots.acquire()
 
     async def call():
         with within(0.05):
@@ -212,12 +212,12 @@ def test_deadline_of_a_coroutine_reaches_the_thread(make):
         with pytest.raises(StorageUnavailableError, match="in use"):
             asyncio.run(call())
     finally:
-        storage.transactions.connections._slots.release(8)
+        storage.database.connections._slots.release(8)
 
 
 @on_postgresql
 def test_connections_that_the_server_has_ended_are_replaced(make, monkeypatch):
-    monkeypatch.setattr("djqueue.storage.database.transaction.UNTESTED", 0.0)
+    monkeypatch.setattr("djqueue.storage.database.connections.UNTESTED", 0.0)
     storage = make()
     enqueue(storage)
     with connection.cursor() as cursor:
@@ -240,7 +240,7 @@ def test_connection_that_breaks_in_a_call_is_not_used_again(make):
         tx.run("SELECT pg_terminate_backend(pg_backend_pid())")
 
     with pytest.raises(StorageUnavailableError):
-        storage.write(work)
+        storage.database.write(work)
 
     assert enqueue(storage)
 
@@ -287,7 +287,7 @@ def test_settings_of_the_project_stay(make):
 def test_each_transaction_is_limited_behind_a_pooler(make):
     storage = make(notify=False)
 
-    assert storage.write(lambda tx: tx.value("SELECT current_setting('lock_timeout')")) == "5s"
+    assert storage.database.write(lambda tx: tx.value("SELECT current_setting('lock_timeout')")) == "5s"
     assert own(storage, "SELECT current_setting('lock_timeout')") == "0"
 
 
@@ -483,7 +483,7 @@ def test_database_whose_folder_is_read_only_has_no_lock_file(tmp_path, caplog):
 @on_sqlite
 def test_durable_enqueue_is_synced(make):
     storage = make()
-    with storage.transactions.connections.borrow() as wrapper:
+    with storage.database.connections.borrow() as wrapper:
         statements = []
         wrapper.connection.set_trace_callback(statements.append)
 
@@ -504,15 +504,15 @@ def test_durable_enqueue_is_synced(make):
 @on_postgresql
 def test_durable_transaction_is_synced(make):
     storage = make()
-    with storage.transactions.connections.borrow() as wrapper, wrapper.cursor() as cursor:
+    with storage.database.connections.borrow() as wrapper, wrapper.cursor() as cursor:
         cursor.execute("SET synchronous_commit = off")
     shown = "SELECT current_setting('synchronous_commit')"
 
-    assert storage.write(lambda tx: tx.value(shown), durable=True) == "on"
-    assert storage.write(lambda tx: tx.value(shown)) == "off"
+    assert storage.database.write(lambda tx: tx.value(shown), durable=True) == "on"
+    assert storage.database.write(lambda tx: tx.value(shown)) == "off"
     with transaction.atomic():
         connection.cursor().execute("SET LOCAL synchronous_commit = off")
-        assert storage.write(lambda tx: tx.value(shown), durable=True) == "on"
+        assert storage.database.write(lambda tx: tx.value(shown), durable=True) == "on"
 
 
 # Jobs that are written a moment later.
@@ -545,14 +545,14 @@ def test_interrupted_write_of_jobs_that_are_not_durable_is_repeated(make, monkey
     monkeypatch.setattr(enqueues, "DELAY", 3_600.0)
     storage = make()
     job_id = enqueue(storage, durable=False)
-    write = storage.transactions.write_apart
+    write = storage.database.transactions.write_apart
 
     def interrupted(work):
         write(work)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage.transactions, "write_apart", interrupted)
+        patch.setattr(storage.database.transactions, "write_apart", interrupted)
         with pytest.raises(KeyboardInterrupt):
             storage.buffer.flush()
 
@@ -563,14 +563,14 @@ def test_interrupted_write_of_jobs_that_are_not_durable_is_repeated(make, monkey
 def test_read_waits_for_jobs_that_are_being_written(make, monkeypatch):
     storage = make()
     begun, goes_on = threading.Event(), threading.Event()
-    write = storage.transactions.write_apart
+    write = storage.database.transactions.write_apart
 
     def slowly(work):
         begun.set()
         assert goes_on.wait(PATIENCE)
         return write(work)
 
-    monkeypatch.setattr(storage.transactions, "write_apart", slowly)
+    monkeypatch.setattr(storage.database.transactions, "write_apart", slowly)
     job_id = enqueue(storage, durable=False)
     assert begun.wait(PATIENCE)
     assert storage.buffer
@@ -638,7 +638,7 @@ def test_wrong_options_are_refused_at_once(make):
 def test_jobs_wait_for_a_database_that_is_away(make, monkeypatch, caplog):
     monkeypatch.setattr(enqueues, "RETRY", 0.01)
     storage = make(connect=False)
-    write, failures = storage.transactions.write_apart, []
+    write, failures = storage.database.transactions.write_apart, []
 
     def fail_twice(work):
         if len(failures) < 2:
@@ -646,7 +646,7 @@ def test_jobs_wait_for_a_database_that_is_away(make, monkeypatch, caplog):
             raise StorageUnavailableError("away")
         return write(work)
 
-    monkeypatch.setattr(storage.transactions, "write_apart", fail_twice)
+    monkeypatch.setattr(storage.database.transactions, "write_apart", fail_twice)
     enqueue(storage, durable=False)
 
     eventually(lambda: models.Job.objects.count() == 1)
@@ -668,7 +668,7 @@ def test_full_buffer_refuses_jobs(make, monkeypatch):
 def test_job_that_cannot_be_written_is_counted_and_takes_no_others_with_it(make, monkeypatch, caplog):
     monkeypatch.setattr(enqueues, "DELAY", 3_600.0)
     storage = make(connect=False)
-    write = storage.transactions.write_apart
+    write = storage.database.transactions.write_apart
 
     def refuse_one(work):
         def refusing(tx):
@@ -678,7 +678,7 @@ def test_job_that_cannot_be_written_is_counted_and_takes_no_others_with_it(make,
 
         return write(refusing)
 
-    monkeypatch.setattr(storage.transactions, "write_apart", refuse_one)
+    monkeypatch.setattr(storage.database.transactions, "write_apart", refuse_one)
     for job_id in ("good", "bad", "other"):
         storage.enqueue([batch(ids=[job_id], durable=False)._replace(fresh=True)])
     with caplog.at_level(logging.ERROR):

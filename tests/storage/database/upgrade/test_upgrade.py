@@ -54,7 +54,7 @@ def carry_over(storage, **options):
     tables, migration = schema.changes(ALIAS)
     if migration is not None:
         schema.apply(ALIAS, tables, migration)
-    found = upgrade.carry_over(storage, **options)
+    found = upgrade.carry_over(storage.database, **options)
     storage.connect()
     return found
 

@@ -28,7 +28,7 @@ except ImportError as error:
     raise ImportError("Tracing needs opentelemetry-api: pip install 'djqueue[otel]'") from error
 
 if TYPE_CHECKING:
-    from djqueue.runtime.context import JobContext
+    from djqueue.runtime.runs import JobContext
 
 # Names of the semantic conventions for messaging, which are not stable yet.
 SYSTEM = "messaging.system"

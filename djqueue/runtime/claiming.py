@@ -5,26 +5,29 @@ handler's code, and claims nothing that cannot start at once. Each exchange with
 that have ended since the last one, and claims in the same call. With a storage in another process and enough
 slots, the loop begins the next exchange before the last one is answered, each for half the slots, so that
 neither side waits for the other.
+
+A job with an attempt whose lease expired, a stalled job, may have killed its last worker. `Probation` has the
+rules for claiming such jobs.
 """
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from djqueue.core.clock import Clock
 from djqueue.core.job import Claimed, ClaimRequest, Claims, Finished, Outcome
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
+from .context import WorkerContext
+from .events import WORK
+from .executors import Executor
 from .handlers import Handler, Style
-from .outages import WORK
 from .outcomes import release
-from .probation import Probation
-from .runs import Run, lease_of
-from .stopping import Stop
+from .reports import Meter, Reports
+from .runs import AttemptCount, Run, Runs, Stop, lease_of
 from .wakeevent import WakeOn
-
-if TYPE_CHECKING:
-    from .worker import Worker
+from .watching import CancelWatch, Heartbeat
 
 BURST = 0.001
 """Seconds for which exchanges with a storage in memory may follow each other before the loop's other
@@ -44,6 +47,15 @@ SOON = 60_000
 """Milliseconds within which a delayed job keeps a worker with `until_empty` running."""
 UNHANDLED_DELAY = 60_000
 """Milliseconds until a job without a handler here may be claimed again."""
+ALONE = (0.5, 2.0, 10.0)
+"""Seconds for which a worker claims nothing after starting a job with one, two, or more stalled attempts."""
+PROBATION = (5.0, 20.0, 60.0)
+"""Seconds for which it claims no other stalled job, unless that job ends first."""
+DECAY = 0.75
+"""Factor between the times of consecutive stalled jobs, so that filling all slots takes less than four times
+as long as the first one."""
+SUSPECTS = 20
+"""Number of consecutive stalled jobs with their whole times; a dead process leaves few more."""
 
 
 class ClaimExchange(NamedTuple):
@@ -56,24 +68,34 @@ class ClaimExchange(NamedTuple):
 class ClaimLoop:
     """Claims jobs for its worker and reports their outcomes. Runs on the worker's loop."""
 
-    def __init__(self, worker: "Worker") -> None:
-        self._worker = worker
-        self._storage = worker.storage
-        self._runs = worker.runs
-        self._wake_event = worker.wake_event
-        self._clock = worker.clock
-        self._random = worker.random
-        self._events = worker.events
-        self._options = worker.options
-        self._handlers = worker.handlers
-        self._names = frozenset(worker.handlers)
-        self._executor = worker.executor
-        self._reports = worker.reports
-        self._heartbeat = worker.heartbeat
-        self._cancel_watch = worker.cancel_watch
-        self._measure = worker.meter.measure
-        self._lease_table = worker.lease_table
-        self._probation = Probation(worker.runs, worker.clock, worker.options.concurrency)
+    def __init__(
+        self,
+        context: WorkerContext,
+        executor: Executor,
+        reports: Reports,
+        heartbeat: Heartbeat,
+        cancel_watch: CancelWatch,
+        meter: Meter,
+        attempt_count: AttemptCount | None,
+    ) -> None:
+        # Most of these are read for every job: an attribute of this object is faster than one of another.
+        self._storage = context.storage
+        self._runs = context.runs
+        self._wake_event = context.wake_event
+        self._clock = context.clock
+        self._random = context.random
+        self._events = context.events
+        self._options = context.options
+        self._handlers = context.handlers
+        self._names = frozenset(context.handlers)
+        self._lease_table = context.lease_table
+        self._control = context.control
+        self._executor = executor
+        self._reports = reports
+        self._heartbeat = heartbeat
+        self._cancel_watch = cancel_watch
+        self._measure = meter.measure
+        self._probation = Probation(context.runs, context.clock, context.options.concurrency)
         self.stopping = False
         """Set when the worker's shutdown has begun: the loop ends after the last run."""
         self.giving_up = False
@@ -82,8 +104,8 @@ class ClaimLoop:
         has_slots = self._options.concurrency >= MIN_EXCHANGE_SLOTS * self._storage.capabilities.max_in_flight
         self._max_in_flight = self._storage.capabilities.max_in_flight if has_slots else 1
         self._is_distant = self._storage.capabilities.max_in_flight > 1
-        self._burst = BURST if self._storage.capabilities.in_process else 0.0
         """Whether each exchange waits for a reply of another process."""
+        self._burst = BURST if self._storage.capabilities.in_process else 0.0
         self._share = -(-self._options.concurrency // self._max_in_flight)
         """Maximum of outcomes and of slots in one of several exchanges."""
         self._exchanges: set[asyncio.Task[None]] = set()
@@ -97,8 +119,8 @@ class ClaimLoop:
         """Exchanges in flight that report nothing: at most one."""
         self._broken: asyncio.Task[None] | None = None
         """An exchange that ended with an unexpected error."""
-        self._attempt_count = worker.attempt_count
-        self._started = 0 if worker.attempt_count is None else worker.attempt_count.read()
+        self._attempt_count = attempt_count
+        self._started = 0 if attempt_count is None else attempt_count.read()
         """Attempts started, without those released: what counts toward `max_jobs`."""
         self._retry = 0.0
         """Seconds until the next try; 0 while the storage answers."""
@@ -183,7 +205,7 @@ class ClaimLoop:
 
     def _free_slots(self) -> int:
         # Set before the shutdown begins, by whichever thread stops the worker.
-        if self._worker.stopping or self._paused or self._events.is_behind or self._probation.alone():
+        if self._control.stopping or self._paused or self._events.is_behind or self._probation.alone():
             return 0
         slots = self._options.concurrency - len(self._runs.executing) - self._requested
         if self._options.max_jobs is not None:
@@ -374,7 +396,7 @@ class ClaimLoop:
         runs, limit = self._runs, self._options.max_jobs
         is_busy = runs.executing or runs.ended or runs.unreported
         if limit is not None and self._started >= limit and not is_busy:
-            self._worker.stop()
+            self._control.stop()
 
     async def _stop_when_empty(self, claims: Claims) -> None:
         is_due_soon = claims.wait is not None and claims.wait <= SOON
@@ -385,7 +407,7 @@ class ClaimLoop:
         if self._looked_empty:
             # Nothing was waiting, nothing was active, and then nothing could be claimed: in this order, no
             # job can change its state unnoticed.
-            self._worker.stop()
+            self._control.stop()
             return
         storage, queues = self._storage, self._options.queues
         try:
@@ -419,6 +441,86 @@ class ClaimLoop:
 
     def _jittered(self, seconds: float) -> float:
         return seconds * self._random.uniform(0.8, 1.2)
+
+
+class Probation:
+    """The rules for stalled jobs, which protect the other jobs of a worker:
+
+    1. For a short time after the start of a stalled job, the worker claims nothing.
+    2. During its whole probation, the worker claims no other stalled job, so that no job dies with it twice.
+    3. Jobs without a stall get every second claim and, while any wait, half of the slots.
+    """
+
+    def __init__(self, runs: Runs, clock: Clock, concurrency: int) -> None:
+        self._runs = runs
+        self._clock = clock
+        self._suspects = min(concurrency, SUSPECTS)
+        self._slots = max(1, concurrency // 2)
+        self._last: Run | None = None
+        """The stalled job that started last, until it ends."""
+        self._running: list[Run] = []
+        """All stalled jobs that started here; some may have ended."""
+        self._alone_until = 0
+        """Monotonic milliseconds until which nothing is claimed."""
+        self._until = 0
+        """Monotonic milliseconds until which no other stalled job is claimed."""
+        self._in_a_row = 0
+        """Number of stalled jobs started since a claim found none."""
+        self._outlived = 0
+        """Number of those that were still running when the next one started."""
+        self._others_turn = False
+        """Whether the last job claimed was stalled."""
+        self._others_wait = False
+        """Whether the last claim without stalled jobs filled its slots."""
+
+    def alone(self) -> float:
+        """Return the seconds for which nothing is claimed because of the last stalled job."""
+        return self._left(self._alone_until)
+
+    def left(self) -> float:
+        """Return the seconds for which no other stalled job is claimed because of the last one."""
+        return self._left(self._until)
+
+    def may_claim(self) -> bool:
+        """Return whether a claim may include a stalled job."""
+        running = self._count() if self._running else 0
+        if self._others_turn or self.left():
+            return False
+        return running < self._slots or not self._others_wait
+
+    def start(self, run: Run, now: int) -> None:
+        """Begin the probation of a stalled job that starts."""
+        self._outlived += self._last is not None and self._last in self._runs.executing
+        factor = DECAY ** (self._outlived + max(0, self._in_a_row - self._suspects))
+        self._in_a_row += 1
+        self._last = run
+        self._running.append(run)
+        index = min(run.claimed.stalls, len(ALONE)) - 1
+        self._alone_until = now + int(ALONE[index] * factor * 1_000)
+        self._until = now + int(PROBATION[index] * factor * 1_000)
+
+    def learn(self, request: ClaimRequest, claims: Claims) -> None:
+        """Update the rules with the result of a claim."""
+        if not request.stalled:
+            self._others_turn = False
+            self._others_wait = len(claims.jobs) >= request.slots
+        elif claims.jobs and claims.jobs[-1].stalls:
+            self._others_turn = True
+        elif claims.wait != 0:
+            # A wait of 0 means that a stalled job is next.
+            self._in_a_row = self._outlived = 0
+
+    def _count(self) -> int:
+        self._running = [run for run in self._running if run in self._runs.executing]
+        return len(self._running)
+
+    def _left(self, until: int) -> float:
+        if self._last is None:
+            return 0.0
+        if self._last not in self._runs.executing:
+            self._last = None
+            return 0.0
+        return max(0, until - self._clock.monotonic()) / 1_000
 
 
 def is_empty(storage: Storage, queues: tuple[str, ...] | None, names: frozenset[str]) -> bool:

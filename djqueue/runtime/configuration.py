@@ -66,10 +66,10 @@ def new_worker_id() -> str:
     return socket.gethostname()[: MAX_NAME - len(ending)] + ending
 
 
-def _queues(given: Iterable[str] | str | None, settings: Settings) -> tuple[str, ...] | None:
-    if given is None:
+def _queues(value: Iterable[str] | str | None, settings: Settings) -> tuple[str, ...] | None:
+    if value is None:
         return None
-    names = tuple(dict.fromkeys([given] if isinstance(given, str) else given))
+    names = tuple(dict.fromkeys([value] if isinstance(value, str) else value))
     if not names:
         raise ConfigurationError("queues must name at least one queue, or be None for all queues")
     for name in names:
@@ -77,13 +77,13 @@ def _queues(given: Iterable[str] | str | None, settings: Settings) -> tuple[str,
     return names
 
 
-def _count(name: str, given: Any, default: int) -> int:
-    if given is None:
+def _count(name: str, value: Any, default: int) -> int:
+    if value is None:
         return default
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ConfigurationError(f"{name} must be a positive whole number; got {given!r}")
-    return given
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigurationError(f"{name} must be a positive whole number; got {value!r}")
+    return value
 
 
-def _time(name: str, given: Seconds | None, default: int) -> int:
-    return default if given is None else milliseconds(name, given)
+def _time(name: str, value: Seconds | None, default: int) -> int:
+    return default if value is None else milliseconds(name, value)

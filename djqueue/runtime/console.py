@@ -15,7 +15,10 @@ from .worker import Worker
 SHOWN = 20
 """Maximum of handlers listed by name."""
 WIDTH = 100
-
+"""Columns of the banner."""
+LEVELS = {0: logging.ERROR, 1: logging.INFO}
+"""Log levels by Django's --verbosity; from 2 on, DEBUG logs the start and end of each job."""
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 NO_HANDLERS = (
     "No jobs are registered, so nothing will be claimed: no installed app has a jobs.py with a "
     "@djqueue.job function. Is the app in INSTALLED_APPS?"
@@ -54,22 +57,13 @@ def banner(worker: Worker, processes: int | None = None) -> str:
 
 def findings(worker: Worker) -> list[str]:
     """Return problems of the storage's servers, and queue names that look misspelled, one line each."""
-    found = worker.storage.reads.findings()
     return [
-        *(f"{each.text} {each.hint} ({each.id})" for each in found if each.level != "info"),
+        *(
+            f"{finding.text} {finding.hint} ({finding.id})"
+            for finding in worker.storage.reads.findings()
+            if finding.level != "info"
+        ),
         *_unknown_queues(worker),
-    ]
-
-
-def _unknown_queues(worker: Worker) -> list[str]:
-    """Return a line for each unknown queue whose name resembles a known one."""
-    if worker.options.queues is None:
-        return []
-    known = hints.declared_queues().union(worker.storage.queues.names())
-    return [
-        f"Queue {name!r} is not declared and has no jobs. Did you mean {meant!r}?"
-        for name in worker.options.queues
-        if name not in known and (meant := similar(name, known)) is not None
     ]
 
 
@@ -86,19 +80,6 @@ def summary(worker: Worker) -> str:
     if counters.lost:
         words.append(f"{counters.lost:,} lost")
     return f"djqueue stopped: {', '.join(words)}."
-
-
-def _row(entry: tuple[str, str]) -> str:
-    label, value = entry
-    indent = " " * 14
-    return textwrap.fill(
-        value, WIDTH, initial_indent=f"  {label:<12}", subsequent_indent=indent, break_on_hyphens=False
-    )
-
-
-LEVELS = {0: logging.ERROR, 1: logging.INFO}
-"""Log levels by Django's --verbosity; from 2 on, DEBUG logs the start and end of each job."""
-FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @contextmanager
@@ -138,3 +119,23 @@ def has_enabled_handler(logger: logging.Logger) -> bool:
                 return True
         at = at.parent if at.propagate else None
     return False
+
+
+def _row(entry: tuple[str, str]) -> str:
+    label, value = entry
+    indent = " " * 14
+    return textwrap.fill(
+        value, WIDTH, initial_indent=f"  {label:<12}", subsequent_indent=indent, break_on_hyphens=False
+    )
+
+
+def _unknown_queues(worker: Worker) -> list[str]:
+    """Return a line for each unknown queue whose name resembles a known one."""
+    if worker.options.queues is None:
+        return []
+    known = hints.declared_queues().union(worker.storage.queues.names())
+    return [
+        f"Queue {name!r} is not declared and has no jobs. Did you mean {suggestion!r}?"
+        for name in worker.options.queues
+        if name not in known and (suggestion := similar(name, known)) is not None
+    ]

@@ -54,32 +54,32 @@ class Child:
 
 def read(storage: Storage, keys: Sequence[JobKey]) -> Records:
     """Return the records of jobs, in the order of their keys; None for a job that no longer exists."""
-    found = [(queue, ids, storage.reads.jobs(queue, ids)) for queue, ids in _by_queue(keys)]
-    return _in_order(keys, found)
+    pages = [(queue, ids, storage.reads.jobs(queue, ids)) for queue, ids in _by_queue(keys)]
+    return _in_order(keys, pages)
 
 
 async def aread(storage: Storage, keys: Sequence[JobKey]) -> Records:
     """Async version of `read`."""
-    found = [(queue, ids, await storage.reads.ajobs(queue, ids)) for queue, ids in _by_queue(keys)]
-    return _in_order(keys, found)
+    pages = [(queue, ids, await storage.reads.ajobs(queue, ids)) for queue, ids in _by_queue(keys)]
+    return _in_order(keys, pages)
 
 
-def children(keys: Sequence[JobKey], found: Records) -> list[Child]:
+def children(keys: Sequence[JobKey], records: Records) -> list[Child]:
     """Return the jobs of these keys, with their records."""
-    return [Child(key, record) for key, record in zip(keys, found, strict=True)]
+    return [Child(key, record) for key, record in zip(keys, records, strict=True)]
 
 
 def _by_queue(keys: Iterable[JobKey]) -> Iterable[tuple[str, list[str]]]:
-    found: dict[str, list[str]] = {}
+    ids: dict[str, list[str]] = {}
     for queue, job_id in keys:
-        found.setdefault(queue, []).append(job_id)
-    return found.items()
+        ids.setdefault(queue, []).append(job_id)
+    return ids.items()
 
 
-def _in_order(keys: Sequence[JobKey], found: Iterable[tuple[str, list[str], Records]]) -> Records:
+def _in_order(keys: Sequence[JobKey], pages: Iterable[tuple[str, list[str], Records]]) -> Records:
     records = {
         (queue, job_id): record
-        for queue, ids, some in found
-        for job_id, record in zip(ids, some, strict=True)
+        for queue, ids, page in pages
+        for job_id, record in zip(ids, page, strict=True)
     }
     return [records[key] for key in keys]

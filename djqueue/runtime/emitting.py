@@ -1,24 +1,24 @@
-"""Generators as handlers: their items are sent in order, in batches, with a limit on how many wait."""
+"""Sending what running jobs emit, in batches: `Flushing` for reports of all kinds, `Emitter` for items.
+
+The items of a generator are sent in order, with a limit on how many wait.
+"""
 
 import asyncio
+from abc import ABC, abstractmethod
 from asyncio import CancelledError
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Callable, Sequence
 from itertools import islice
 from threading import Condition, Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from djqueue.codecs import get_encoder
 from djqueue.conf import Settings
 from djqueue.core.errors import ItemError, SerializationError
 from djqueue.core.job import Emission
 
-from .reports import Flushing
-
-if TYPE_CHECKING:
-    from .runs import Run
-    from .worker import Worker
+from .context import WorkerContext
+from .runs import Run
 
 INTERVAL = 0.005
 """Minimum of seconds between two batches."""
@@ -28,44 +28,85 @@ BATCH, BATCH_BYTES = 1_000, 4 * 1024 * 1024
 """Approximate maximum of items, and of their bytes, in one call of the storage."""
 STOPPING = 1.0
 """Seconds that the cancellation of a task may take to arrive."""
+RETRY = 1.0
+"""Seconds until a batch is sent again when the storage is unavailable."""
+LOCKED = 0.1
+"""Seconds until what handlers report of a locked job is sent again."""
 STOPPED = "stopped before its next item was sent"
 
 
-def drive(call: "Callable[[Run], Any]", *, is_async: bool) -> "Callable[[Run], Any]":
-    """Return a function that runs a generator to its end, sends its items, and always closes it.
+class Flushing(ABC):
+    """Sends what handlers report in batches: at once, and then after at least `interval` seconds."""
 
-    The function returns what the generator returns (None for an async generator).
+    interval: float
+    operation: str
+    """Name of the storage's operation, for messages."""
 
-    call: Creates the generator for a run.
-    """
+    def __init__(self, context: WorkerContext) -> None:
+        self._storage = context.storage
+        self._loop = context.loop
+        self._events = context.events
+        self._lose = context.control.lose
+        self._sending = asyncio.Lock()
+        self._scheduled = False
+        self._waits_for_lock = False
+        self._not_before = 0.0
+        self._flush: asyncio.Task[None] | None = None
 
-    def drive_sync(run: "Run") -> Any:
-        generator: Generator[Any, None, Any] = call(run)
-        items = run.reports.open(run)
+    @property
+    @abstractmethod
+    def waiting(self) -> bool:
+        """Whether something may not have reached the storage yet."""
+
+    @abstractmethod
+    async def flush(self) -> set[Run]:
+        """Send all that waits; return the runs whose jobs are locked.
+
+        Raises what the storage raises, and keeps what it did not accept.
+        """
+
+    async def close(self) -> None:
+        """Cancel the scheduled flush, if one is in progress."""
+        self._scheduled = True
+        if self._flush is not None:
+            self._flush.cancel()
+            await asyncio.gather(self._flush, return_exceptions=True)
+
+    def _schedule(self) -> None:
+        if self._scheduled:
+            return
+        self._scheduled = True
         try:
-            with closing(generator):
-                while True:
-                    try:
-                        item = next(generator)
-                    except StopIteration as end:
-                        return end.value
-                    items.put(item)
-                    if run.stop:
-                        raise CancelledError("stopped between two items")
-        finally:
-            run.items = None
+            self._loop.call_soon_threadsafe(self._arm)
+        except RuntimeError:
+            # An abandoned handler still runs after the end of its worker.
+            self._events.ignored("a report")
 
-    async def drive_async(run: "Run") -> None:
-        generator: AsyncGenerator[Any, None] = call(run)
-        items = run.reports.open(run)
+    def _arm(self) -> None:
+        delay = max(0.0, self._not_before - self._loop.time())
+        self._loop.call_later(delay, self._begin)
+
+    def _begin(self) -> None:
+        self._scheduled = False
+        self._not_before = self._loop.time() + self.interval
+        self._flush = self._loop.create_task(self._flush_scheduled())
+
+    async def _flush_scheduled(self) -> None:
         try:
-            async with aclosing(generator):
-                async for item in generator:
-                    await items.aput(item)
-        finally:
-            run.items = None
+            locked = await self.flush()
+        except Exception as error:
+            self._events.storage_failed(self.operation, error)
+            self._not_before = self._loop.time() + RETRY
+            self._schedule()
+        else:
+            self._events.storage_worked(self.operation)
+            if locked and not self._waits_for_lock:
+                self._waits_for_lock = True
+                self._loop.call_later(LOCKED, self._try_again)
 
-    return drive_async if is_async else drive_sync
+    def _try_again(self) -> None:
+        self._waits_for_lock = False
+        self._schedule()
 
 
 class Emitter(Flushing):
@@ -74,9 +115,9 @@ class Emitter(Flushing):
     interval = INTERVAL
     operation = "emit"
 
-    def __init__(self, worker: "Worker") -> None:
-        super().__init__(worker)
-        self.settings = worker.settings
+    def __init__(self, context: WorkerContext) -> None:
+        super().__init__(context)
+        self.settings = context.settings
         self.lock = Lock()
         self.closed = False
         self._pending: dict[RunItems, None] = {}
@@ -88,12 +129,12 @@ class Emitter(Flushing):
         """Whether items may not have reached the storage yet."""
         return bool(self._pending) or self._sending.locked()
 
-    def unsent(self) -> "set[Run]":
+    def unsent(self) -> set[Run]:
         """Return the runs with unsent items: their outcomes must not be reported before."""
         with self.lock:
             return {items.run for items in self._pending}
 
-    def open(self, run: "Run") -> "RunItems":
+    def open(self, run: Run) -> "RunItems":
         """Begin the stream of a run. From any thread."""
         content_type = run.claimed.options.content_type
         encode = self._encoders.get(content_type)
@@ -108,22 +149,22 @@ class Emitter(Flushing):
         self._pending[items] = None
         self._schedule()
 
-    async def flush(self) -> "set[Run]":
+    async def flush(self) -> set[Run]:
         """Send the items that wait now; later ones, and those of locked jobs, are left to the next flush."""
         locked: set[RunItems] = set()
         async with self._sending:
             with self.lock:
-                left = {items: items.count for items in self._pending}
-            while left:
+                unsent = {items: items.count for items in self._pending}
+            while unsent:
                 with self.lock:
-                    batch = _next_batch(left)
+                    batch = _next_batch(unsent)
                 emissions = [emission for _, emission in batch]
-                accepted = await self.storage.acall(self.storage.emit, emissions) if batch else []
+                accepted = await self._storage.acall(self._storage.emit, emissions) if batch else []
                 self._take_answers(batch, accepted)
                 locked |= {items for (items, _), taken in zip(batch, accepted, strict=True) if taken is None}
-                left = {
+                unsent = {
                     items: count
-                    for items, count in left.items()
+                    for items, count in unsent.items()
                     if items.sent < count and items not in locked
                 }
         return {items.run for items in locked}
@@ -138,7 +179,7 @@ class Emitter(Flushing):
             items.wake()
 
     def _take_answers(
-        self, batch: "list[tuple[RunItems, Emission]]", accepted: Sequence[bool | None]
+        self, batch: list[tuple["RunItems", Emission]], accepted: Sequence[bool | None]
     ) -> None:
         refused = []
         with self.lock:
@@ -193,7 +234,7 @@ class ItemEncoder:
 class RunItems:
     """The items of one run. The emitter's lock guards what its generator and the loop both use."""
 
-    def __init__(self, emitter: Emitter, run: "Run", encode: Callable[[Any], bytes]) -> None:
+    def __init__(self, emitter: Emitter, run: Run, encode: Callable[[Any], bytes]) -> None:
         self.run = run
         self.count = 0
         """Number of items yielded so far."""

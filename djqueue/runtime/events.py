@@ -1,13 +1,17 @@
-"""The events of a worker: one function for each, which feeds the log, the counters and the signals."""
+"""The events of a worker: each feeds the log, the counters and the signals. Payloads are never logged."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from logging import DEBUG, ERROR, INFO, WARNING
+from threading import Lock
+from typing import Any
 
 from django.dispatch import Signal
 
 from djqueue.client.announcing import announcer
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Claimed, Outcome
 from djqueue.core.unhandled import Unhandled
 from djqueue.signals import (
@@ -19,11 +23,16 @@ from djqueue.signals import (
     job_started,
 )
 
-from .outages import OutageLog
+from .runs import Run
 from .tracebacks import exc_info
 
-if TYPE_CHECKING:
-    from .runs import Run
+WORK = "claim and finish"
+"""The operation that a worker repeats all the time. Its success also ends the outage of operations that are
+not retried."""
+PATIENCE = 5_000
+"""Milliseconds after which an outage is logged before it is over: it is longer than a restart."""
+RETRIED_WITHIN = 5_000
+"""Milliseconds for which a failed operation keeps an outage open, because it may never be retried."""
 
 logger = logging.getLogger("djqueue.worker")
 
@@ -50,8 +59,26 @@ class Counters:
         return self.completed + self.retried + self.failed + self.cancelled
 
 
+def worker_event(level: int, text: str) -> Callable[..., None]:
+    """Return a method that logs an event of the worker: the text takes its id and the method's arguments."""
+
+    def log(self: "RunEvents", *values: object) -> None:
+        logger.log(level, text, self._worker_id, *values)
+
+    return log
+
+
+def run_event(level: int, text: str) -> Callable[..., None]:
+    """Return a method that logs an event of a run: the text takes its job and the other arguments."""
+
+    def log(self: "RunEvents", run: Run, *values: object) -> None:
+        self._log(level, run, text, *values)
+
+    return log
+
+
 class RunEvents:
-    """Counts, logs and announces the events of one worker. Payloads are never logged."""
+    """Counts, logs and announces the events of one worker."""
 
     def __init__(self, worker_id: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self.counters = Counters()
@@ -62,7 +89,7 @@ class RunEvents:
     @property
     def verbose(self) -> bool:
         """Whether the start and end of every job are logged or have signal receivers."""
-        return bool(job_started.receivers or job_completed.receivers) or logger.isEnabledFor(logging.DEBUG)
+        return bool(job_started.receivers or job_completed.receivers) or logger.isEnabledFor(DEBUG)
 
     @property
     def is_behind(self) -> bool:
@@ -71,58 +98,53 @@ class RunEvents:
 
     # Outcomes.
 
-    def started(self, run: "Run") -> None:
+    def started(self, run: Run) -> None:
         """Record that a job was handed to its handler."""
-        logger.debug("%s started", _name(run), extra=_extra(run.claimed))
+        self._log(DEBUG, run, "%s started")
         if job_started.receivers:
             self._announce(job_started, run)
 
-    def completed(self, run: "Run", now: int) -> None:
+    def completed(self, run: Run, now: int) -> None:
         """Record that the storage accepted a job's completion."""
         self.counters.completed += 1
         if run.overran:
-            logger.warning(
-                "%s completed %d ms past its timeout", _name(run), run.overran_by(now),
-                extra=_extra(run.claimed),
-            )  # fmt: skip
-        elif logger.isEnabledFor(logging.DEBUG):
-            logger.debug("%s completed in %d ms", _name(run), now - run.since, extra=_extra(run.claimed))
+            self._log(WARNING, run, "%s completed %d ms past its timeout", run.overran_by(now))
+        elif logger.isEnabledFor(DEBUG):
+            self._log(DEBUG, run, "%s completed in %d ms", now - run.since)
         if job_completed.receivers:
             self._announce(job_completed, run, duration=(now - run.since) / 1_000)
 
-    def retried(self, run: "Run") -> None:
+    def retried(self, run: Run) -> None:
         """Record that an attempt failed and will be retried."""
         self.counters.retried += 1
-        outcome = run.outcome
-        assert outcome is not None
-        options = run.claimed.options
-        logger.warning(
+        outcome = _outcome(run)
+        delay = outcome.delay / 1_000
+        self._log(
+            WARNING,
+            run,
             "%s failed (%d of %d attempts), retrying in %.1f s: %s",
-            _name(run),
             run.claimed.failures + 1,
-            options.max_attempts,
-            outcome.delay / 1_000,
-            _error_text(run),
-            exc_info=exc_info(run.error),
-            extra=_extra(run.claimed),
+            run.claimed.options.max_attempts,
+            delay,
+            _error_text(outcome),
+            error=run.error,
         )
         if job_failed.receivers:
             self._announce(job_failed, run, error=outcome.error)
         if job_retrying.receivers:
-            self._announce(job_retrying, run, error=outcome.error, delay=outcome.delay / 1_000)
+            self._announce(job_retrying, run, error=outcome.error, delay=delay)
 
-    def failed(self, run: "Run") -> None:
+    def failed(self, run: Run) -> None:
         """Record that a job failed permanently and is now a dead letter."""
         self.counters.failed += 1
-        outcome = run.outcome
-        assert outcome is not None
-        logger.error(
+        outcome = _outcome(run)
+        self._log(
+            ERROR,
+            run,
             "%s failed permanently (%s): %s",
-            _name(run),
             outcome.reason,
-            _error_text(run),
-            exc_info=exc_info(run.error),
-            extra=_extra(run.claimed),
+            _error_text(outcome),
+            error=run.error,
         )
         if job_failed.receivers:
             self._announce(job_failed, run, error=outcome.error)
@@ -130,26 +152,72 @@ class RunEvents:
             about = {"reason": outcome.reason, "error": outcome.error}
             self._send_signal(job_dead, run.claimed.name, **_of_job(run), **about)
 
-    def cancelled(self, run: "Run") -> None:
+    def cancelled(self, run: Run) -> None:
         """Record that a job ended as cancelled."""
         self.counters.cancelled += 1
-        logger.info("%s cancelled", _name(run), extra=_extra(run.claimed))
+        self._log(INFO, run, "%s cancelled")
         if job_cancelled.receivers:
             reason = "" if run.outcome is None else run.outcome.reason
             self._send_signal(job_cancelled, run.claimed.name, **_of_job(run), reason=reason)
 
-    def released(self, run: "Run") -> None:
+    def released(self, run: Run) -> None:
         """Record that a job returned to its queue without using up an attempt."""
         self.counters.released += 1
-        logger.info("%s released; it runs again later", _name(run), extra=_extra(run.claimed))
+        self._log(INFO, run, "%s released; it runs again later")
 
-    def lost(self, run: "Run") -> None:
+    def lost(self, run: Run) -> None:
         """Record that a run ended after its lease was lost."""
         self.counters.lost += 1
-        logger.warning(
-            "Lost the lease on job %s; its result was discarded",
+        self._log(WARNING, run, "Lost the lease on job %s; its result was discarded")
+
+    # Handlers. Each method that `run_event` returns is called with a run, and with what the text takes.
+
+    def stop_requested(self, run: Run) -> None:
+        """Log that a handler was asked to stop, and why."""
+        self._log(INFO, run, "%s was asked to stop (%s)", run.stop.name.lower())
+
+    overran = run_event(
+        WARNING,
+        "%s exceeded its timeout; it runs in a thread and stops only if the handler checks "
+        "current_job().cancelled",
+    )
+    stuck = run_event(
+        ERROR,
+        "%s is still running %.0f s after its timeout. This process finishes its other jobs and is "
+        "replaced; the job then counts as timed out. Choose the executor 'isolated' for such jobs",
+    )
+    overrunning = run_event(WARNING, "%s is still running %.0f s after its timeout, and keeps its slot")
+    called_twice = run_event(
+        WARNING, "%s: the handler called done() more than once; only the first call counts"
+    )
+    denied = run_event(WARNING, "%s was denied access to %s")
+
+    def abandoned(self, run: Run, outcome: Outcome) -> None:
+        """Log that a job did not stop, and what becomes of its handler and of the job."""
+        self._log(
+            WARNING,
+            run,
+            "%s did not stop when it was asked to: %s, and %s",
+            "its process was killed" if run.in_process else "its handler runs on until this process exits",
+            "the job returned to its queue" if outcome.kind == "release" else "the attempt failed (timeout)",
+        )
+
+    def backoff_failed(self, run: Run, error: BaseException) -> None:
+        """Log that a job type's backoff function failed."""
+        logger.error(
+            "%s: the backoff function raised an exception; using the default backoff",
             _name(run),
+            exc_info=error,
             extra=_extra(run.claimed),
+        )
+
+    def cleanup_failed(self, run: Run | None, error: BaseException) -> None:
+        """Log that Django's database connections could not be cleaned after a job or an idle time."""
+        logger.warning(
+            "%s: closing the thread's database connections failed; the thread continues",
+            f"Worker {self._worker_id}" if run is None else _name(run),
+            exc_info=error,
+            extra={} if run is None else _extra(run.claimed),
         )
 
     def unexpected(self, claimed: Claimed) -> None:
@@ -158,17 +226,6 @@ class RunEvents:
             "The storage returned a job named %r, for which this worker has no handler; the job was released",
             claimed.name,
             extra=_extra(claimed),
-        )
-
-    # Handlers.
-
-    def stop_requested(self, run: "Run") -> None:
-        """Log that a handler was asked to stop."""
-        logger.info(
-            "%s was asked to stop (%s)",
-            _name(run),
-            run.stop.name.lower(),
-            extra=_extra(run.claimed),
         )
 
     def unhandled(self, jobs: Unhandled) -> None:
@@ -182,89 +239,27 @@ class RunEvents:
             extra={"queue": jobs.queue, "job_name": jobs.name},
         )
 
-    def overran(self, run: "Run") -> None:
-        """Log that a handler in a thread exceeded its timeout; it can only be asked to stop."""
-        logger.warning(
-            "%s exceeded its timeout; it runs in a thread and stops only if the handler checks "
-            "current_job().cancelled",
-            _name(run),
-            extra=_extra(run.claimed),
-        )
+    # The worker. Each method that `worker_event` returns is called with what the text takes after the id.
 
-    def stuck(self, run: "Run", late: int) -> None:
-        """Log that the process of a handler ends, because the handler does not."""
-        logger.error(
-            "%s is still running %.0f s after its timeout. This process finishes its other jobs and is "
-            "replaced; the job then counts as timed out. Choose the executor 'isolated' for such jobs",
-            _name(run),
-            late / 1_000,
-            extra=_extra(run.claimed),
-        )
-
-    def overrunning(self, run: "Run", late: int) -> None:
-        """Log that a handler still runs long after its timeout."""
-        logger.warning(
-            "%s is still running %.0f s after its timeout, and keeps its slot",
-            _name(run),
-            late / 1_000,
-            extra=_extra(run.claimed),
-        )
-
-    def backoff_failed(self, run: "Run", error: BaseException) -> None:
-        """Log that a job type's backoff function failed."""
-        logger.error(
-            "%s: the backoff function raised an exception; using the default backoff",
-            _name(run),
-            exc_info=error,
-            extra=_extra(run.claimed),
-        )
-
-    def cleanup_failed(self, run: "Run | None", error: BaseException) -> None:
-        """Log that Django's database connections could not be cleaned after a job or an idle time."""
-        logger.warning(
-            "%s: closing the thread's database connections failed; the thread continues",
-            f"Worker {self._worker_id}" if run is None else _name(run),
-            exc_info=error,
-            extra={} if run is None else _extra(run.claimed),
-        )
-
-    def called_twice(self, run: "Run") -> None:
-        """Log that a callback handler called `done` again."""
-        logger.warning(
-            "%s: the handler called done() more than once; only the first call counts",
-            _name(run),
-            extra=_extra(run.claimed),
-        )
-
-    def ignored(self, what: str) -> None:
-        """Log that a request, or a result of an abandoned handler, came after the worker had ended."""
-        logger.debug("Ignored %s, because worker %s has stopped", what, self._worker_id)
-
-    # The worker.
-
-    def worker_started(self) -> None:
-        """Log that the worker starts to claim jobs."""
-        logger.info("Worker %s started", self._worker_id)
-
-    def stopping(self, executing: int) -> None:
-        """Log that the worker has stopped claiming."""
-        logger.info("Worker %s is stopping; %d jobs are still running", self._worker_id, executing)
-
-    def command_received(self, command: str) -> None:
-        """Log a command that the storage had for the worker."""
-        logger.info("Worker %s received the command: %s", self._worker_id, command)
-
-    def command_unknown(self, command: str) -> None:
-        """Log a command that this version does not know."""
-        logger.warning(
-            "Worker %s ignored the unknown command %r; a newer version of djqueue may have sent it",
-            self._worker_id,
-            command,
-        )
-
-    def dump_failed(self, error: BaseException) -> None:
-        """Log that the stacks of threads and tasks could not be read or saved."""
-        logger.error("Worker %s could not save its stack dump", self._worker_id, exc_info=error)
+    worker_started = worker_event(INFO, "Worker %s started")
+    stopping = worker_event(INFO, "Worker %s is stopping; %d jobs are still running")
+    asking_to_stop = worker_event(WARNING, "Worker %s: asking %d jobs that are still running to stop")
+    undelivered = worker_event(
+        ERROR,
+        "Worker %s could not report the results of %d jobs to the storage; the jobs will run again",
+    )
+    worker_stopped = worker_event(INFO, "Worker %s stopped")
+    command_received = worker_event(INFO, "Worker %s received the command: %s")
+    command_unknown = worker_event(
+        WARNING, "Worker %s ignored the unknown command %r; a newer version of djqueue may have sent it"
+    )
+    template_slow = worker_event(
+        WARNING,
+        "Worker %s: jobs in processes of their own have waited %.0f s for the import of their modules",
+    )
+    strays_left = worker_event(
+        ERROR, "Worker %s: %d processes that jobs have left behind could not be killed"
+    )
 
     def template_failed(self, error: BaseException, retry: float) -> None:
         """Log that the template process of jobs in processes of their own failed."""
@@ -275,53 +270,13 @@ class RunEvents:
             error,
         )
 
-    def denied(self, run: "Run", target: str) -> None:
-        """Log that the permissions of a job did not allow a connection."""
-        logger.warning("%s was denied access to %s", _name(run), target, extra=_extra(run.claimed))
+    def dump_failed(self, error: BaseException) -> None:
+        """Log that the stacks of threads and tasks could not be read or saved."""
+        logger.error("Worker %s could not save its stack dump", self._worker_id, exc_info=error)
 
-    def template_slow(self, seconds: float) -> None:
-        """Log that the template process still imports the handlers."""
-        logger.warning(
-            "Worker %s: jobs in processes of their own have waited %.0f s for the import of their modules",
-            self._worker_id,
-            seconds,
-        )
-
-    def strays_left(self, number: int) -> None:
-        """Log that processes which jobs have left behind could not be killed."""
-        logger.error(
-            "Worker %s: %d processes that jobs have left behind could not be killed", self._worker_id, number
-        )
-
-    def asking_to_stop(self, executing: int) -> None:
-        """Log that running jobs are asked to stop, because their time is over."""
-        logger.warning(
-            "Worker %s: asking %d jobs that are still running to stop",
-            self._worker_id,
-            executing,
-        )
-
-    def abandoned(self, run: "Run", outcome: Outcome) -> None:
-        """Log that a job did not stop, and what becomes of its handler and of the job."""
-        logger.warning(
-            "%s did not stop when it was asked to: %s, and %s",
-            _name(run),
-            "its process was killed" if run.in_process else "its handler runs on until this process exits",
-            "the job returned to its queue" if outcome.kind == "release" else "the attempt failed (timeout)",
-            extra=_extra(run.claimed),
-        )
-
-    def undelivered(self, runs: int) -> None:
-        """Log that the worker ends before the storage has accepted its last outcomes."""
-        logger.error(
-            "Worker %s could not report the results of %d jobs to the storage; the jobs will run again",
-            self._worker_id,
-            runs,
-        )
-
-    def worker_stopped(self) -> None:
-        """Log that the worker has ended."""
-        logger.info("Worker %s stopped", self._worker_id)
+    def ignored(self, subject: str) -> None:
+        """Log that a request, or a result of an abandoned handler, came after the worker had ended."""
+        logger.debug("Ignored %s, because worker %s has stopped", subject, self._worker_id)
 
     def summary(self, executing: int) -> None:
         """Log the jobs processed since the last summary, if there are any."""
@@ -350,25 +305,126 @@ class RunEvents:
         """Note that an operation of the storage worked, which may end an outage."""
         self._outages.worked(operation)
 
+    def _log(
+        self, level: int, run: Run, text: str, *values: object, error: BaseException | None = None
+    ) -> None:
+        """Log an event of a run; a traceback begins at its handler."""
+        logger.log(level, text, _name(run), *values, exc_info=exc_info(error), extra=_extra(run.claimed))
+
     def _send_signal(self, signal: Signal, name: str, **about: Any) -> None:
         announcer.announce(signal, name, **about)
 
-    def _announce(self, signal: Signal, run: "Run", **about: Any) -> None:
+    def _announce(self, signal: Signal, run: Run, **about: Any) -> None:
         of_run = {"attempt": run.claimed.attempts, "worker": self._worker_id}
         self._send_signal(signal, run.claimed.name, **_of_job(run), **of_run, **about)
 
 
-def _of_job(run: "Run") -> dict[str, Any]:
+class OutageLog:
+    """Logs the failures of a worker's storage. All methods may be called from any thread.
+
+    An unavailable storage, such as a scheduler during its restart, is an outage: one record is logged when it
+    is over, and one before that if it lasts. It is over when every operation that failed works again, or has
+    not been retried for a while: a slow or partly unavailable storage still answers some calls. Any other
+    error is a fault, and is logged with its traceback.
+    """
+
+    def __init__(self, worker_id: str, monotonic: Callable[[], int]) -> None:
+        self._worker_id = worker_id
+        self._monotonic = monotonic
+        self._lock = Lock()
+        self._faulty: set[str] = set()
+        """Operations whose last call raised a fault."""
+        self._unavailable: dict[str, int] = {}
+        """Operations whose last call found the storage unavailable, with the time of that call."""
+        self._since = 0
+        self._answered_at: int | None = None
+        """Time of the first success after the last failure."""
+        self._is_logged = False
+
+    def failed(self, operation: str, error: BaseException) -> None:
+        """Note that an operation of the storage failed."""
+        if isinstance(error, StorageUnavailableError):
+            self._note_unavailable(operation, error)
+            return
+        with self._lock:
+            is_new = operation not in self._faulty
+            self._faulty.add(operation)
+        if is_new:
+            logger.error(
+                "Worker %s: the storage failed (%s); retrying until the operation succeeds: %s",
+                self._worker_id,
+                operation,
+                error,
+                exc_info=error,
+            )
+
+    def worked(self, operation: str) -> None:
+        """Note that an operation of the storage worked."""
+        if not self._faulty and not self._unavailable:
+            return
+        with self._lock:
+            was_faulty = operation in self._faulty
+            self._faulty.discard(operation)
+            ends = operation in self._unavailable or (operation == WORK and bool(self._unavailable))
+            is_over = ends and self._is_over_with(operation)
+        if was_faulty:
+            logger.warning("Worker %s: the storage works again (%s)", self._worker_id, operation)
+        if is_over:
+            logger.log(
+                logging.WARNING if self._is_logged else logging.INFO,
+                "Worker %s: the storage is available again after %.1f s; reporting the jobs that finished "
+                "meanwhile",
+                self._worker_id,
+                ((self._answered_at or self._since) - self._since) / 1_000,
+            )
+
+    def _is_over_with(self, operation: str) -> bool:
+        """Note that an operation works again; return whether that ends the outage."""
+        now = self._monotonic()
+        self._unavailable.pop(operation, None)
+        if self._answered_at is None:
+            self._answered_at = now
+        if any(now - failed_at < RETRIED_WITHIN for failed_at in self._unavailable.values()):
+            return False
+        self._unavailable.clear()
+        return True
+
+    def _note_unavailable(self, operation: str, error: StorageUnavailableError) -> None:
+        now = self._monotonic()
+        with self._lock:
+            if not self._unavailable:
+                self._since, self._is_logged = now, False
+            self._unavailable[operation] = now
+            self._answered_at = None
+            lasts = now - self._since >= PATIENCE and not self._is_logged
+            self._is_logged = self._is_logged or lasts
+        if lasts:
+            logger.warning(
+                "Worker %s: the storage has been unavailable for %.1f s (%s: %s); running jobs continue, "
+                "and their results are reported when the storage is available again",
+                self._worker_id,
+                (now - self._since) / 1_000,
+                operation,
+                error,
+            )
+
+
+def _outcome(run: Run) -> Outcome:
+    assert run.outcome is not None
+    return run.outcome
+
+
+def _error_text(outcome: Outcome) -> str:
+    error = outcome.error
+    return "" if error is None else f"{error.type}: {error.message}"
+
+
+def _of_job(run: Run) -> dict[str, Any]:
     return {"queue": run.claimed.queue, "job_id": run.claimed.id}
 
 
-def _name(run: "Run") -> str:
+def _name(run: Run) -> str:
     return f"{run.claimed.name} [{run.claimed.id}]"
-
-
-def _error_text(run: "Run") -> str:
-    error = run.outcome.error if run.outcome is not None else None
-    return "" if error is None else f"{error.type}: {error.message}"
 
 
 def _extra(claimed: Claimed) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The end of processes: exit codes, the signal that stops a child, and its tie to its parent.
+"""The processes of `runworkers`: their exit codes, the signals that stop them, and their ties to each other.
 
 Standard library only: a sandboxed child imports this module before anything else.
 """
@@ -34,6 +34,11 @@ GROUP_SIGNALS = tuple(
 """Signals that terminals and service managers send to whole groups of processes. Only the process that was
 started obeys them, and stops the others in order."""
 PR_SET_NAME, PR_SET_PDEATHSIG = 15, 1
+
+_masks = threading.local()
+"""Signals that the forking thread had blocked before."""
+_supervisor: int | None = None
+"""Process ID of the supervisor that forked this process."""
 
 
 def end_with(parent: int) -> None:
@@ -83,8 +88,16 @@ def let_forks_end() -> None:
     os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals, after_in_child=_reset_signals)
 
 
-_masks = threading.local()
-"""Signals that the forking thread had blocked before."""
+def note_supervisor(pid: int) -> None:
+    """Store the process ID of the supervisor that forked this process."""
+    global _supervisor
+    _supervisor = pid
+
+
+def supervisor() -> int | None:
+    """Return the process ID of this process's supervisor; None if it has none."""
+    # A fork of a child, such as a pool's process, has another parent.
+    return _supervisor if _supervisor == os.getppid() else None
 
 
 def _hold_signals() -> None:

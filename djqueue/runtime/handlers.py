@@ -1,9 +1,14 @@
-"""Handlers: the functions that run jobs, by name, each called in one of four styles."""
+"""Handlers: the functions that run jobs, by name, each called in one of four styles.
+
+A generator function may be called with its arguments or with the job; its items are sent while it runs.
+"""
 
 import inspect
-from collections.abc import Callable, Mapping
+from asyncio import CancelledError
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import aclosing, closing
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from asgiref.sync import iscoroutinefunction
 
@@ -16,11 +21,6 @@ from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.executors import NO_LIMITS
 from djqueue.core.options import check_text
 from djqueue.core.permissions import Permissions
-
-from .emitting import drive
-
-if TYPE_CHECKING:
-    from .runs import Run
 
 PermissionGroup = tuple[Permissions, tuple[str, ...]]
 """Permissions, and the names of those that may stay without guarantee."""
@@ -38,6 +38,22 @@ class Style(Enum):
     """A `@job(batch=…)` function of a list of contexts."""
     CALLBACK = "callback"
     """A function of the context and `done(error=None, result=None)`, which ends the job."""
+
+
+class HandledRun(Protocol):
+    """The part of a `Run` that the call of its handler uses."""
+
+    payload: Any
+    stop: Any
+    items: Any
+
+    @property
+    def context(self) -> Any:
+        """The job as its handler sees it."""
+
+    @property
+    def reports(self) -> Any:
+        """Opens the stream of items of a generator."""
 
 
 class Handler:
@@ -85,72 +101,31 @@ class Handler:
         if yields:
             self.is_async = is_async_generator(function)
         self.on_loop = self.is_async or style in (Style.CALLBACK, Style.BATCH)
-        self.call: Callable[[Run], Any] = (
+        self.call: Callable[[Any], Any] = (
             _call_with_arguments(function) if style is Style.ARGUMENTS else _call_with_job(function)
         )
+        """Calls the function for one `Run`, and returns its result. Executors may replace it."""
         if yields:
-            self.call = drive(self.call, is_async=self.is_async)
-        """Calls the function for one run, and returns its result. Executors may replace it."""
+            self.call = _drive(self.call, is_async=self.is_async)
 
-    def continued(self, rest: "Callable[[Run], Any]") -> "Handler":
+    def continued(self, rest: Callable[[Any], Any]) -> "Handler":
         """Return the same handler with `rest` as its call, for what is left to do."""
         other = Handler(self.name, self.function, self.style, self.backoff)
         other.call = rest
         return other
 
 
-def read_handlers(given: Handlers | None) -> dict[str, Handler]:
+def read_handlers(handlers: Handlers | None) -> dict[str, Handler]:
     """Return the handlers by name: the `@job` functions unless others are given.
 
     Raises ConfigurationError, naming the handler, for an object that cannot be called with a job.
     """
-    if given is None:
+    if handlers is None:
         registry.served.update(registry.names())
         return {name: handler_of(job_type, name) for name, job_type in registry.all().items()}
-    if not isinstance(given, Mapping):
-        raise ConfigurationError(f"handlers must be a mapping of names to functions; got {given!r}")
-    return {check_text("handler", name): _read(name, value) for name, value in given.items()}
-
-
-def call_arguments(payload: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments in the payload of a `@job` function.
-
-    Raises UnrecoverableError for a payload of another shape, because a retry would not change it.
-    """
-    if is_call(payload):
-        return payload["args"], payload["kwargs"]
-    error = UnrecoverableError(
-        'the payload must be {"args": [...], "kwargs": {...}} for a @job function; enqueue the job '
-        "through the function, or register a handler that takes the job"
-    )
-    error.reason = "invalid_payload"
-    raise error
-
-
-def _call_with_arguments(function: Callable[..., Any]) -> "Callable[[Run], Any]":
-    def call(run: "Run") -> Any:
-        args, kwargs = call_arguments(run.payload)
-        return function(*args, **kwargs)
-
-    return call
-
-
-def _call_with_job(function: Callable[..., Any]) -> "Callable[[Run], Any]":
-    def call(run: "Run") -> Any:
-        return function(run.context)
-
-    return call
-
-
-def _read(name: str, value: Any) -> Handler:
-    if isinstance(value, JobType):
-        return handler_of(value, name)
-    if not callable(value):
-        raise ConfigurationError(f"handlers: {name!r} must be a function; got {value!r}")
-    style = _style_of(name, value)
-    if style is not Style.JOB and is_generator(value):
-        raise ConfigurationError(f"handlers: {name!r} is a generator function, which must take (job) only")
-    return Handler(name, value, style, executor=getattr(value, "executor", None))
+    if not isinstance(handlers, Mapping):
+        raise ConfigurationError(f"handlers must be a mapping of names to functions; got {handlers!r}")
+    return {check_text("handler", name): _read(name, value) for name, value in handlers.items()}
 
 
 def handler_of(job_type: JobType[..., Any], name: str | None = None) -> Handler:
@@ -168,6 +143,32 @@ def handler_of(job_type: JobType[..., Any], name: str | None = None) -> Handler:
     )
 
 
+def call_arguments(payload: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments in the payload of a `@job` function.
+
+    Raises UnrecoverableError for a payload of another shape, because a retry would not change it.
+    """
+    if is_call(payload):
+        return payload["args"], payload["kwargs"]
+    error = UnrecoverableError(
+        'the payload must be {"args": [...], "kwargs": {...}} for a @job function; enqueue the job '
+        "through the function, or register a handler that takes the job"
+    )
+    error.reason = "invalid_payload"
+    raise error
+
+
+def _read(name: str, value: Any) -> Handler:
+    if isinstance(value, JobType):
+        return handler_of(value, name)
+    if not callable(value):
+        raise ConfigurationError(f"handlers: {name!r} must be a function; got {value!r}")
+    style = _style_of(name, value)
+    if style is not Style.JOB and is_generator(value):
+        raise ConfigurationError(f"handlers: {name!r} is a generator function, which must take (job) only")
+    return Handler(name, value, style, executor=getattr(value, "executor", None))
+
+
 def _style_of(name: str, function: Callable[..., Any]) -> Style:
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -181,3 +182,55 @@ def _style_of(name: str, function: Callable[..., Any]) -> Style:
     if len(required) > 2 or missing or not (positional or open_ended):
         raise ConfigurationError(f"handlers: {name!r} must take (job) or (job, done); got {function!r}")
     return Style.CALLBACK if len(required) == 2 else Style.JOB
+
+
+def _call_with_arguments(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    def call(run: HandledRun) -> Any:
+        args, kwargs = call_arguments(run.payload)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _call_with_job(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    def call(run: HandledRun) -> Any:
+        return function(run.context)
+
+    return call
+
+
+def _drive(call: Callable[[Any], Any], *, is_async: bool) -> Callable[[Any], Any]:
+    """Return a function that runs a generator to its end, sends its items, and always closes it.
+
+    The function returns what the generator returns (None for an async generator).
+
+    call: Creates the generator for a run.
+    """
+
+    def drive_sync(run: HandledRun) -> Any:
+        generator: Generator[Any, None, Any] = call(run)
+        items = run.reports.open(run)
+        try:
+            with closing(generator):
+                while True:
+                    try:
+                        item = next(generator)
+                    except StopIteration as end:
+                        return end.value
+                    items.put(item)
+                    if run.stop:
+                        raise CancelledError("stopped between two items")
+        finally:
+            run.items = None
+
+    async def drive_async(run: HandledRun) -> None:
+        generator: AsyncGenerator[Any, None] = call(run)
+        items = run.reports.open(run)
+        try:
+            async with aclosing(generator):
+                async for item in generator:
+                    await items.aput(item)
+        finally:
+            run.items = None
+
+    return drive_async if is_async else drive_sync

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
 
+from djqueue.core.clock import Clock
 from djqueue.core.unhandled import unhandled
 from djqueue.storage.base import Storage
 from djqueue.storage.chores import chores_of
@@ -12,12 +12,9 @@ from djqueue.storage.chores import chores_of
 from .events import RunEvents
 from .loops import Periodic
 
-if TYPE_CHECKING:
-    from .worker import Worker
-
 INTERVAL = 1.0
 """Average of seconds between two rounds; jitter keeps several workers from running at once."""
-GRACE = 5.0
+STOP_TIMEOUT = 5.0
 """Seconds that the worker's shutdown waits for a round in progress."""
 EVERY = 10_000
 """Milliseconds between two checks for unhandled jobs."""
@@ -55,7 +52,7 @@ class Maintenance:
     def stop(self) -> None:
         """Leave the work to others, stop the thread, and wait a limited time for a round in progress."""
         self._thread.stop()
-        self._thread.join(GRACE)
+        self._thread.join(STOP_TIMEOUT)
 
     def _round(self) -> None:
         for name, chore in self._chores.items():
@@ -76,13 +73,15 @@ class Maintenance:
 class UnhandledWatch:
     """Warns about jobs, in the queues of one worker, that no live worker can run."""
 
-    def __init__(self, worker: "Worker") -> None:
-        self._storage = worker.storage
-        self._clock = worker.clock
-        self._events = worker.events
-        self._queues = worker.options.queues
+    def __init__(
+        self, storage: Storage, events: RunEvents, clock: Clock, queues: tuple[str, ...] | None
+    ) -> None:
+        self._storage = storage
+        self._events = events
+        self._clock = clock
+        self._queues = queues
         # Workers that start together need a moment to register.
-        self._looked_at = worker.clock.monotonic()
+        self._looked_at = clock.monotonic()
         self._logged: dict[tuple[str, str], int] = {}
 
     def look(self) -> None:

@@ -9,7 +9,7 @@ from djqueue.core.errors import Discard, JobTimeoutError, Retry, Snooze, Unrecov
 from djqueue.core.job import Claimed, Outcome
 
 from .handlers import Handler
-from .stopping import Stop
+from .runs import Stop
 from .tracebacks import job_error
 
 OnBadBackoff = Callable[[BaseException], None]

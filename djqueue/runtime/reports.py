@@ -1,29 +1,22 @@
 """Reports of a worker to the storage beside outcomes: progress and log lines of running jobs, and metrics."""
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from djqueue.codecs import MSGPACK, decode, get_encoder
 from djqueue.core.job import ProgressReport
 from djqueue.core.metrics import PARTS, Histogram, RunStats, part_of
 
+from .context import WorkerContext
 from .dependencies import Child, aread, children, read
-
-if TYPE_CHECKING:
-    from .emitting import RunItems
-    from .runs import Run
-    from .worker import Worker
+from .emitting import Emitter, Flushing, RunItems
+from .runs import Run
 
 INTERVAL = 0.1
 """Minimum of seconds between two batches of progress and log lines."""
-RETRY = 1.0
-"""Seconds until a batch is sent again when the storage is unavailable."""
-LOCKED = 0.1
-"""Seconds until what handlers report of a locked job is sent again."""
 MAX_LINES = 1_000
 """Maximum of log lines of one job that wait here; the oldest are dropped, as the storage would do."""
 MAX_LINE = 10_000
@@ -34,101 +27,27 @@ KINDS = {"complete": 0, "retry": 1, "fail": 2, "cancel": 3}
 """Positions of the outcomes that metrics count."""
 
 
-class Flushing(ABC):
-    """Sends what handlers report in batches: at once, and then after at least `interval` seconds."""
-
-    interval: float
-    operation: str
-    """Name of the storage's operation, for messages."""
-
-    def __init__(self, worker: "Worker") -> None:
-        self.storage = worker.storage
-        self._loop = worker.loop
-        self._events = worker.events
-        self._lose = worker.lose
-        self._sending = asyncio.Lock()
-        self._scheduled = False
-        self._waits_for_lock = False
-        self._not_before = 0.0
-        self._flush: asyncio.Task[None] | None = None
-
-    @property
-    @abstractmethod
-    def waiting(self) -> bool:
-        """Whether something may not have reached the storage yet."""
-
-    @abstractmethod
-    async def flush(self) -> "set[Run]":
-        """Send all that waits; return the runs whose jobs are locked.
-
-        Raises what the storage raises, and keeps what it did not accept.
-        """
-
-    async def close(self) -> None:
-        """Cancel the scheduled flush, if one is in progress."""
-        self._scheduled = True
-        if self._flush is not None:
-            self._flush.cancel()
-            await asyncio.gather(self._flush, return_exceptions=True)
-
-    def _schedule(self) -> None:
-        if self._scheduled:
-            return
-        self._scheduled = True
-        try:
-            self._loop.call_soon_threadsafe(self._arm)
-        except RuntimeError:
-            # An abandoned handler still runs after the end of its worker.
-            self._events.ignored("a report")
-
-    def _arm(self) -> None:
-        delay = max(0.0, self._not_before - self._loop.time())
-        self._loop.call_later(delay, self._begin)
-
-    def _begin(self) -> None:
-        self._scheduled = False
-        self._not_before = self._loop.time() + self.interval
-        self._flush = self._loop.create_task(self._flush_scheduled())
-
-    async def _flush_scheduled(self) -> None:
-        try:
-            locked = await self.flush()
-        except Exception as error:
-            self._events.storage_failed(self.operation, error)
-            self._not_before = self._loop.time() + RETRY
-            self._schedule()
-        else:
-            self._events.storage_worked(self.operation)
-            if locked and not self._waits_for_lock:
-                self._waits_for_lock = True
-                self._loop.call_later(LOCKED, self._try_again)
-
-    def _try_again(self) -> None:
-        self._waits_for_lock = False
-        self._schedule()
-
-
 class Reports(Flushing):
     """The progress and log lines that the storage does not have yet, and the emitter's items before them."""
 
     interval = INTERVAL
     operation = "report"
 
-    def __init__(self, worker: "Worker") -> None:
-        super().__init__(worker)
-        self.emitter = worker.emitter
-        self.worker_id = worker.id
-        self._clock = worker.clock
-        self._encode = get_encoder(MSGPACK, worker.settings.max_payload, "progress")
+    def __init__(self, context: WorkerContext, emitter: Emitter) -> None:
+        super().__init__(context)
+        self.worker_id = context.options.worker_id
+        self._emitter = emitter
+        self._clock = context.clock
+        self._encode = get_encoder(MSGPACK, context.settings.max_payload, "progress")
         self._pending: dict[Run, _Pending] = {}
         self._lock = Lock()
 
     @property
     def waiting(self) -> bool:
         """Whether progress, log lines or items may not have reached the storage yet."""
-        return bool(self._pending) or self._sending.locked() or self.emitter.waiting
+        return bool(self._pending) or self._sending.locked() or self._emitter.waiting
 
-    def progress(self, run: "Run", value: Any) -> None:
+    def progress(self, run: Run, value: Any) -> None:
         """Report a job's progress, as `JobContext.progress` does. From any thread."""
         # Encoded at once: the handler may change the value later.
         data = self._encode(value)
@@ -136,44 +55,44 @@ class Reports(Flushing):
             self._of(run).progress = data
         self._schedule()
 
-    def log(self, run: "Run", line: object) -> None:
+    def log(self, run: Run, line: object) -> None:
         """Add a log line to a job, as `JobContext.log` does. From any thread."""
         entry = (self._clock.now(), str(line)[:MAX_LINE])
         with self._lock:
             self._of(run).lines.append(entry)
         self._schedule()
 
-    def open(self, run: "Run") -> "RunItems":
+    def open(self, run: Run) -> RunItems:
         """Begin the stream of a run that yields items."""
-        return self.emitter.open(run)
+        return self._emitter.open(run)
 
-    def children(self, run: "Run") -> list[Child]:
+    def children(self, run: Run) -> list[Child]:
         """Read the jobs that a job depends on, as `JobContext.children` does."""
         keys = run.claimed.options.depends_on
-        return children(keys, read(self.storage, keys))
+        return children(keys, read(self._storage, keys))
 
-    async def achildren(self, run: "Run") -> list[Child]:
+    async def achildren(self, run: Run) -> list[Child]:
         """Async version of `children`."""
         keys = run.claimed.options.depends_on
-        return children(keys, await aread(self.storage, keys))
+        return children(keys, await aread(self._storage, keys))
 
-    def unsent(self) -> "set[Run]":
+    def unsent(self) -> set[Run]:
         """Return the runs with unsent reports: their outcomes must not be reported before."""
         with self._lock:
-            return self.emitter.unsent().union(self._pending)
+            return self._emitter.unsent().union(self._pending)
 
-    async def flush(self) -> "set[Run]":
+    async def flush(self) -> set[Run]:
         """Send all items, progress and log lines that wait; return the runs whose jobs are locked."""
         locked: set[Run] = set()
         try:
-            if self.emitter.waiting:
-                locked = await self.emitter.flush()
+            if self._emitter.waiting:
+                locked = await self._emitter.flush()
         finally:
             # A storage without memory may refuse only the items.
             locked = locked.union(await self._flush_reports())
         return locked
 
-    async def _flush_reports(self) -> "Collection[Run]":
+    async def _flush_reports(self) -> Collection[Run]:
         # One at a time: the reports of a job must arrive in order.
         async with self._sending:
             with self._lock:
@@ -182,7 +101,7 @@ class Reports(Flushing):
                 return ()
             reports = [entry.report(run) for run, entry in pending.items()]
             try:
-                accepted = await self.storage.acall(self.storage.report, reports)
+                accepted = await self._storage.acall(self._storage.report, reports)
             except BaseException:
                 self._put_back(pending)
                 raise
@@ -196,10 +115,10 @@ class Reports(Flushing):
 
     async def close(self) -> None:
         """Cancel the scheduled flushes of the emitter and of the reports."""
-        await self.emitter.close()
+        await self._emitter.close()
         await super().close()
 
-    def _of(self, run: "Run") -> "_Pending":
+    def _of(self, run: Run) -> "_Pending":
         entry = self._pending.get(run)
         if entry is None:
             entry = self._pending[run] = _Pending()
@@ -228,7 +147,7 @@ class _Pending:
         if later.progress is not None:
             self.progress = later.progress
 
-    def report(self, run: "Run") -> ProgressReport:
+    def report(self, run: Run) -> ProgressReport:
         claimed = run.claimed
         progress = None if self.progress is None else decode(self.progress, MSGPACK, accept=(MSGPACK,))
         return ProgressReport(claimed.queue, claimed.id, claimed.token, progress, tuple(self.lines))
@@ -237,15 +156,15 @@ class _Pending:
 class Meter:
     """Measures how long jobs waited and ran, and sends histograms to the storage. Runs on the loop."""
 
-    def __init__(self, worker: "Worker") -> None:
-        self._storage = worker.storage
-        self._loop = worker.loop
-        self._events = worker.events
+    def __init__(self, context: WorkerContext) -> None:
+        self._storage = context.storage
+        self._loop = context.loop
+        self._events = context.events
         self._entries: dict[tuple[str, str], _MeterEntry] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._flush: asyncio.Task[None] | None = None
 
-    def measure(self, run: "Run", kind: str) -> None:
+    def measure(self, run: Run, kind: str) -> None:
         """Count a run that has ended, once the storage has accepted its outcome."""
         claimed = run.claimed
         key = (claimed.queue, claimed.name)
@@ -309,9 +228,9 @@ class _MeterEntry:
 
     def add(self, other: "_MeterEntry") -> None:
         for part in self.__slots__:
-            mine = getattr(self, part)
+            counts = getattr(self, part)
             for index, number in enumerate(getattr(other, part)):
-                mine[index] += number
+                counts[index] += number
 
     def stats(self, queue: str, name: str) -> RunStats:
         waited, ran = self.sums

@@ -1,16 +1,104 @@
-"""The claimed jobs of a worker, from their dispatch until the storage knows their outcomes."""
+"""The runs of a worker: its attempts at jobs, from the claim until the storage knows their outcomes.
 
+A `Run` is one attempt as the worker and its executors see it, and a `JobContext` is the same attempt as its
+handler sees it. `Stop` and `Cancelled` ask a handler to stop.
+"""
+
+import asyncio
+import mmap
+import struct
 from asyncio import Task, TimerHandle
 from collections import deque
-from threading import Lock
+from contextvars import ContextVar
+from datetime import datetime
+from enum import IntEnum
+from threading import Event, Lock
 from typing import Any, Protocol
 
+from djqueue.core.durations import to_datetime
+from djqueue.core.errors import JobCancelledError
+from djqueue.core.headers import Headers
 from djqueue.core.job import Claimed, Lease, Outcome
+from djqueue.core.options import JobOptions
 
-from .context import JobContext
 from .dependencies import Child
-from .handlers import Handler
-from .stopping import Cancelled, Stop
+from .handlers import Handler, call_arguments
+
+CURRENT: ContextVar["Run | None"] = ContextVar("djqueue_current_run", default=None)
+"""The run that this thread or task executes."""
+_NUMBER = struct.Struct("<q")
+_stopping = Lock()
+"""Guards the reason to stop and the event of every run: only runs that are stopped, or use it, take it."""
+
+
+class Stop(IntEnum):
+    """Why a handler is asked to stop. The highest of several reasons counts."""
+
+    NO = 0
+    SHUTDOWN = 1
+    TIMEOUT = 2
+    REQUESTED = 3
+    """A user or another job cancelled the job."""
+    LOST = 4
+    """The lease is lost: the job may be running on another worker."""
+
+
+class Cancelled:
+    """An event that is set when a job should stop: cancelled, timed out, lease lost, or worker stopping."""
+
+    __slots__ = ("_event", "_lock", "_sleepers")
+
+    def __init__(self) -> None:
+        self._event = Event()
+        self._lock = Lock()
+        self._sleepers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[bool]]] = []
+
+    def __repr__(self) -> str:
+        return f"<Cancelled: {self._event.is_set()}>"
+
+    def is_set(self) -> bool:
+        """Return whether the job should stop."""
+        return self._event.is_set()
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait at most `timeout` seconds until the job should stop, and return whether it should.
+
+        In a thread, this blocks and returns the bool; on an event loop, it returns an awaitable of it.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._event.wait(timeout)
+        return self._sleep(timeout)
+
+    def set(self) -> None:
+        """Ask the handler to stop. Called by the worker, from any thread."""
+        with self._lock:
+            self._event.set()
+            sleepers, self._sleepers = self._sleepers, []
+        for loop, future in sleepers:
+            try:
+                loop.call_soon_threadsafe(_resolve, future)
+            except RuntimeError:
+                # That loop is closed, and its waiters are gone with it.
+                continue
+
+    async def _sleep(self, timeout: float | None) -> bool:
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if self._event.is_set():
+                return True
+            future: asyncio.Future[bool] = loop.create_future()
+            entry = (loop, future)
+            self._sleepers.append(entry)
+        try:
+            return await asyncio.wait_for(future, timeout)
+        except TimeoutError:
+            return False
+        finally:
+            with self._lock:
+                if entry in self._sleepers:
+                    self._sleepers.remove(entry)
 
 
 class ItemSink(Protocol):
@@ -77,7 +165,7 @@ class Run:
         """Monotonic milliseconds of the dispatch."""
 
     @property
-    def context(self) -> JobContext:
+    def context(self) -> "JobContext":
         """The job as its handler sees it."""
         # Not stored: a reference cycle would keep both alive until the garbage collector runs.
         return JobContext(self)
@@ -112,10 +200,6 @@ class Run:
         if (items := self.items) is not None:
             items.wake()
         return True
-
-
-# One lock is enough: only the few runs that are stopped or use their event take it.
-_stopping = Lock()
 
 
 class Runs:
@@ -159,3 +243,169 @@ def lease_of(run: Run) -> Lease:
     """Return what renews a run's lease."""
     claimed = run.claimed
     return Lease(claimed.queue, claimed.id, claimed.token)
+
+
+class AttemptCount:
+    """The number of attempts that count toward `--max-jobs`, in memory that outlives a worker process.
+
+    A worker process writes it, and the one that replaces it reads it. Create it in the process that forks
+    both.
+    """
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _NUMBER.size)
+
+    def read(self) -> int:
+        """Return the number."""
+        number: int = _NUMBER.unpack_from(self._memory)[0]
+        return number
+
+    def write(self, number: int) -> None:
+        """Replace the number. Call this before the handlers start, because they may crash the process."""
+        _NUMBER.pack_into(self._memory, 0, number)
+
+
+class JobContext:
+    """One attempt of one job, as its handler sees it."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: "Run") -> None:
+        self._run = run
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobContext) and other._run is self._run
+
+    def __hash__(self) -> int:
+        return hash(self._run)
+
+    def __repr__(self) -> str:
+        return f"<JobContext {self.name} {self.id}, attempt {self.attempts}>"
+
+    @property
+    def id(self) -> str:
+        """The job's ID, unique in its queue."""
+        return self._run.claimed.id
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self._run.claimed.queue
+
+    @property
+    def name(self) -> str:
+        """The job's name, which selects the handler."""
+        return self._run.claimed.name
+
+    @property
+    def payload(self) -> Any:
+        """The job's payload; for a `@job` function: `{"args": [...], "kwargs": {...}}`."""
+        return self._run.payload
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments of a `@job` function."""
+        return tuple(call_arguments(self._run.payload)[0])
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The keyword arguments of a `@job` function."""
+        return call_arguments(self._run.payload)[1]
+
+    @property
+    def options(self) -> JobOptions:
+        """The job's options."""
+        return self._run.claimed.options
+
+    @property
+    def subject(self) -> str | None:
+        """The object that the job is about: `app_label.model:pk`, or other text."""
+        return self.options.subject
+
+    @property
+    def headers(self) -> Headers:
+        """Values carried with the job beside its payload, as an immutable mapping."""
+        return self.options.headers
+
+    @property
+    def attempts(self) -> int:
+        """Number of attempts, including this one."""
+        return self._run.claimed.attempts
+
+    @property
+    def failures(self) -> int:
+        """Number of earlier attempts that failed."""
+        return self._run.claimed.failures
+
+    @property
+    def stalls(self) -> int:
+        """Number of earlier attempts that were lost with their worker."""
+        return self._run.claimed.stalls
+
+    @property
+    def worker(self) -> str:
+        """Id of the worker that claimed the job."""
+        return self._run.reports.worker_id
+
+    @property
+    def created_at(self) -> datetime:
+        """Time at which the job was enqueued."""
+        return to_datetime(self._run.claimed.created_at)
+
+    @property
+    def deadline(self) -> datetime | None:
+        """Time at which the job's timeout is over; None without a timeout."""
+        at = self._run.deadline
+        return None if at is None else to_datetime(at)
+
+    @property
+    def cancelled(self) -> Cancelled:
+        """An event that is set when the handler should stop: the only way to stop a handler in a thread."""
+        return self._run.cancelled
+
+    def raise_if_cancelled(self) -> None:
+        """Raise JobCancelledError if the handler should stop; otherwise do nothing.
+
+        The reason determines the outcome: a cancelled job ends as `cancelled`, a job of a stopping worker
+        returns to its queue, and a job that exceeded its timeout fails with JobTimeoutError.
+        """
+        if self._run.cancelled.is_set():
+            raise JobCancelledError(f"job {self.id!r} was asked to stop", job_id=self.id)
+
+    def children(self) -> list[Child]:
+        """Read the jobs in `depends_on`, in that order, with their results and errors.
+
+        On an event loop, use `achildren`.
+        """
+        return self._run.reports.children(self._run)
+
+    async def achildren(self) -> list[Child]:
+        """Async version of `children`."""
+        return await self._run.reports.achildren(self._run)
+
+    def progress(self, value: Any) -> None:
+        """Report how far the job is, as any value that a payload can hold; only the latest is kept.
+
+        Raises SerializationError.
+        """
+        self._run.reports.progress(self._run, value)
+
+    def log(self, line: object) -> None:
+        """Add a log line to the job, which keeps the latest 1,000."""
+        self._run.reports.log(self._run, line)
+
+
+def current_job() -> JobContext | None:
+    """Return the job that this thread or task is running; None outside of handlers."""
+    run = CURRENT.get()
+    return None if run is None else run.context
+
+
+def run_of(job: JobContext) -> Run:
+    """Return the run behind a handler's job."""
+    return job._run
+
+
+def _resolve(future: "asyncio.Future[bool]") -> None:
+    if not future.done():
+        future.set_result(True)

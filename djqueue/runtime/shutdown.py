@@ -2,34 +2,33 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from .stopping import Stop
+from .claiming import ClaimLoop
+from .context import WorkerContext
+from .executors import Executor
+from .runs import Stop
 
-if TYPE_CHECKING:
-    from .worker import Worker
-
-GRACE = 2.0
+RELEASE_AFTER = 2.0
 """Seconds that jobs have between being asked to stop and being released."""
-DELIVERY = 5.0
+REPORT_TIMEOUT = 5.0
 """Seconds that an unavailable storage has to accept the last outcomes."""
 TICK = 0.1
 """Seconds between checks whether only stuck jobs are left."""
-CUT = 1.0
+CALL_TIMEOUT = 1.0
 """Seconds after which a storage call that does not return is abandoned."""
 
 
 class Shutdown:
     """The steps of a shutdown, each with its time limit. All methods are called on the loop."""
 
-    def __init__(self, worker: "Worker") -> None:
-        self._loop = worker.loop
-        self._runs = worker.runs
-        self._wake_event = worker.wake_event
-        self._events = worker.events
-        self._timeout = worker.options.shutdown_timeout / 1_000
-        self._claim_loop = worker.claim_loop
-        self._executor = worker.executor
+    def __init__(self, context: WorkerContext, claim_loop: ClaimLoop, executor: Executor) -> None:
+        self._loop = context.loop
+        self._runs = context.runs
+        self._wake_event = context.wake_event
+        self._events = context.events
+        self._timeout = context.options.shutdown_timeout / 1_000
+        self._claim_loop = claim_loop
+        self._executor = executor
         self._timer: asyncio.TimerHandle | None = None
         self._has_begun = False
         self._has_asked = False
@@ -76,7 +75,7 @@ class Shutdown:
             self._events.asking_to_stop(len(executing))
             for run in executing:
                 self._executor.stop(run, Stop.SHUTDOWN)
-        self._after(GRACE, self._release)
+        self._after(RELEASE_AFTER, self._release)
         self._wake_event.stop()
 
     def _release(self) -> None:
@@ -88,13 +87,13 @@ class Shutdown:
             if self._runs.settle(run, outcome):
                 self.abandoned += 1
                 self._events.abandoned(run, outcome)
-        self._after(DELIVERY, self._give_up)
+        self._after(REPORT_TIMEOUT, self._give_up)
         self._wake_event.stop()
 
     def _give_up(self) -> None:
         self._claim_loop.giving_up = True
         self._wake_event.stop()
-        self._after(CUT, self._cancel)
+        self._after(CALL_TIMEOUT, self._cancel)
 
     def _cancel(self) -> None:
         self.abandoned += 1

@@ -16,6 +16,14 @@ MAX_MESSAGE = 10_000
 """Maximum of characters of a message."""
 MAX_TRACEBACK = 20_000
 """Maximum of characters of a traceback; a longer one is cut in the middle."""
+CUT = "\n[...]\n"
+"""Text in place of the middle of a text that is too long."""
+DEPTH = 60
+"""Maximum of frames of each stack; the outermost are left out."""
+NAMED = 10
+"""Maximum of names listed for threads or tasks with the same stack."""
+CHAIN = 200
+"""Maximum of nested coroutines of one task."""
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 OWN = str(Path(__file__).parent)
 """Folder of this package's own frames."""
@@ -35,6 +43,29 @@ def type_name(error: BaseException) -> str:
     """Return the dotted name of an exception's class."""
     kind = type(error)
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def clean(text: str, limit: int) -> str:
+    """Return text that every database accepts, cut in the middle above a number of characters."""
+    text = _storable(text)
+    if len(text) <= limit:
+        return text
+    half = (limit - len(CUT)) // 2
+    return text[:half] + CUT + text[-half:]
+
+
+def stacks(heading: str, loop: asyncio.AbstractEventLoop) -> str:
+    """Return the stacks of all threads but the caller's, and of the loop's tasks. From any thread.
+
+    Stacks have files, lines and functions, but no values. Threads or tasks with equal stacks share an entry.
+    """
+    frames = sys._current_frames()
+    own = threading.get_ident()
+    threads = [thread for thread in threading.enumerate() if thread.ident not in (None, own)]
+    in_threads = ((thread.name, _stack(frames.get(thread.ident or 0))) for thread in threads)
+    in_tasks = ((_name(task), _waiting(task)) for task in asyncio.all_tasks(loop))
+    parts = [heading, *_grouped("Thread", in_threads), *_grouped("Task", in_tasks)]
+    return _bounded(parts)
 
 
 def _message(error: BaseException) -> str:
@@ -59,47 +90,12 @@ def _from_handler(frames: TracebackType | None) -> TracebackType | None:
     return frames
 
 
-def clean(text: str, limit: int) -> str:
-    """Return text that every database accepts, cut in the middle above a number of characters."""
-    # Databases reject lone surrogates, and some reject NUL.
-    clean = text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-    if len(clean) <= limit:
-        return clean
-    half = (limit - len(CUT)) // 2
-    return clean[:half] + CUT + clean[-half:]
-
-
-CUT = "\n[...]\n"
-
-
-DEPTH = 60
-"""Maximum of frames of each stack; the outermost are left out."""
-NAMED = 10
-"""Maximum of names listed for threads or tasks with the same stack."""
-CHAIN = 200
-"""Maximum of nested coroutines of one task."""
-
-
-def stacks(heading: str, loop: asyncio.AbstractEventLoop) -> str:
-    """Return the stacks of all threads but the caller's, and of the loop's tasks. From any thread.
-
-    Stacks have files, lines and functions, but no values. Threads or tasks with equal stacks share an entry.
-    """
-    frames = sys._current_frames()
-    own = threading.get_ident()
-    threads = [thread for thread in threading.enumerate() if thread.ident not in (None, own)]
-    in_threads = ((thread.name, _stack(frames.get(thread.ident or 0))) for thread in threads)
-    in_tasks = ((_name(task), _waiting(task)) for task in asyncio.all_tasks(loop))
-    parts = [heading, *_grouped("Thread", in_threads), *_grouped("Task", in_tasks)]
-    return _bounded(parts)
-
-
 def _stack(frame: FrameType | None) -> str:
     if frame is None:
         return "  (finished in the meantime)\n"
-    found = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=DEPTH)
-    found.reverse()
-    return "".join(found.format())
+    stack = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=DEPTH)
+    stack.reverse()
+    return "".join(stack.format())
 
 
 def _name(task: "asyncio.Task[Any]") -> str:
@@ -113,8 +109,8 @@ def _waiting(task: "asyncio.Task[Any]") -> str:
     if getattr(coroutine, "cr_running", False):
         return "  (running now: see the thread of its event loop)\n"
     walked = [(frame, frame.f_lineno) for frame in _awaited(coroutine)]
-    found = traceback.StackSummary.extract(iter(walked[-DEPTH:]))
-    return "".join(found.format()) or "  (no Python frames)\n"
+    stack = traceback.StackSummary.extract(iter(walked[-DEPTH:]))
+    return "".join(stack.format()) or "  (no Python frames)\n"
 
 
 def _awaited(coroutine: Any) -> Iterator[FrameType]:
@@ -129,23 +125,27 @@ def _awaited(coroutine: Any) -> Iterator[FrameType]:
         coroutine = getattr(coroutine, "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await", None)
 
 
-def _grouped(kind: str, found: Iterable[tuple[str, str]]) -> Iterator[str]:
+def _grouped(kind: str, named_stacks: Iterable[tuple[str, str]]) -> Iterator[str]:
     names: dict[str, list[str]] = {}
-    for name, stack in found:
+    for name, stack in named_stacks:
         names.setdefault(stack, []).append(name)
-    for stack, alike in sorted(names.items(), key=lambda item: (len(item[1]), item[1])):
-        some = ", ".join(sorted(alike)[:NAMED])
-        if len(alike) == 1:
-            yield f"{kind} {some}\n{stack}"
+    for stack, same in sorted(names.items(), key=lambda item: (len(item[1]), item[1])):
+        listed = ", ".join(sorted(same)[:NAMED])
+        if len(same) == 1:
+            yield f"{kind} {listed}\n{stack}"
         else:
-            more = f" and {len(alike) - NAMED} more" if len(alike) > NAMED else ""
-            yield f"{len(alike)} {kind.lower()}s with the same stack: {some}{more}\n{stack}"
+            more = f" and {len(same) - NAMED} more" if len(same) > NAMED else ""
+            yield f"{len(same)} {kind.lower()}s with the same stack: {listed}{more}\n{stack}"
 
 
 def _bounded(parts: list[str]) -> str:
-    # Databases reject lone surrogates and NUL, which a source line may contain.
-    text = "\n".join(parts).encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+    text = _storable("\n".join(parts))
     if len(text) <= MAX_DUMP:
         return text
     ending = "\n… (truncated)\n"
     return text[: MAX_DUMP - len(ending)] + ending
+
+
+def _storable(text: str) -> str:
+    """Return text without lone surrogates and NUL, which databases reject."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

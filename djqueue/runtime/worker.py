@@ -14,24 +14,23 @@ from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.storage.base import Storage, Unsubscribe
 
-from .attemptcount import AttemptCount
 from .claiming import ClaimLoop
 from .configuration import Seconds, read_options
+from .context import WorkerContext
 from .emitting import Emitter
 from .events import Counters, RunEvents
 from .executors import Executor, InlineExecutor
 from .executors.connections import close_connections
 from .executors.router import ExecutorRouter, handlers_for_processes
 from .handlers import Handlers, read_handlers
-from .heartbeat import Heartbeat, worker_info
-from .leasetable import LeaseTable
+from .leases import LeaseTable
 from .loops import run_loop
 from .maintenance import Maintenance, UnhandledWatch
 from .reports import Meter, Reports
-from .runs import Run, Runs
+from .runs import AttemptCount, Run, Runs, Stop
 from .shutdown import Shutdown
-from .stopping import CancelWatch, Stop
 from .wakeevent import WakeEvent
+from .watching import CancelWatch, Heartbeat
 
 RUNWORKERS, EMBEDDED = "runworkers", "embedded"
 SIGNAL_TIMEOUT = 5.0
@@ -290,23 +289,56 @@ class Worker:
     def _compose(self) -> None:
         """Create the parts, on the loop that they run on. A part may use those above it."""
         self.wake_event = WakeEvent(self.loop)
-        self.emitter = Emitter(self)
-        self.reports = Reports(self)
-        self.executor = self._make_executor()
-        self.heartbeat = Heartbeat(self)
-        self.cancel_watch = CancelWatch(self)
+        context = self._context()
+        self.reports = Reports(context, Emitter(context))
+        self.executor = self._make_executor(context)
+        self.heartbeat = Heartbeat(context, self.executor)
+        self.cancel_watch = CancelWatch(context, self.executor, self.heartbeat)
         self.maintenance = (
-            Maintenance(self.storage, self.events, self.random, UnhandledWatch(self))
+            Maintenance(
+                self.storage,
+                self.events,
+                self.random,
+                UnhandledWatch(self.storage, self.events, self.clock, self.options.queues),
+            )
             if self.options.maintain
             else None
         )
-        self.meter = Meter(self)
-        self.claim_loop = ClaimLoop(self)
-        self.shutdown = Shutdown(self)
+        self.meter = Meter(context)
+        self.claim_loop = ClaimLoop(
+            context,
+            self.executor,
+            self.reports,
+            self.heartbeat,
+            self.cancel_watch,
+            self.meter,
+            self.attempt_count,
+        )
+        self.shutdown = Shutdown(context, self.claim_loop, self.executor)
         self._is_composed = True
 
-    def _make_executor(self) -> Executor:
-        return ExecutorRouter(self, self._for_processes) if self._for_processes else InlineExecutor(self)
+    def _context(self) -> WorkerContext:
+        return WorkerContext(
+            storage=self.storage,
+            settings=self.settings,
+            options=self.options,
+            handlers=self.handlers,
+            runs=self.runs,
+            events=self.events,
+            clock=self.clock,
+            random=self.random,
+            loop=self.loop,
+            wake_event=self.wake_event,
+            control=self,
+            lease_table=self.lease_table,
+            kind=self.kind,
+            started_at=self.started_at,
+        )
+
+    def _make_executor(self, context: WorkerContext) -> Executor:
+        if self._for_processes:
+            return ExecutorRouter(context, self.reports, self._for_processes)
+        return InlineExecutor(context)
 
     async def _start(self) -> None:
         """Register the worker, start its threads, and apply what was called before it could claim.
@@ -316,7 +348,7 @@ class Worker:
         """
         storage = self.storage
         try:
-            await storage.acall(storage.workers.register, worker_info(self))
+            await storage.acall(storage.workers.register, self.heartbeat.info())
         except StorageUnavailableError as error:
             self.heartbeat.note_unavailable(error)
         # Subscribing before the first claim ensures that no job arrives unnoticed in between.

@@ -9,8 +9,8 @@ from asgiref.sync import async_to_sync
 
 from djqueue.client import get_storage
 from djqueue.runtime import Worker
-from djqueue.runtime.draining import CallersWorker, UntilIdle, has_running_loop
 from djqueue.runtime.events import Counters
+from djqueue.runtime.immediate import CallersWorker, UntilIdle, has_running_loop
 from djqueue.storage.base import Storage
 
 LONGEST = 60.0

@@ -280,7 +280,7 @@ def test_verbosity_2_logs_every_completed_job(caplog):
 
 
 def test_heartbeat_logs_a_summary_of_processed_jobs_once(monkeypatch, caplog):
-    monkeypatch.setattr("djqueue.runtime.heartbeat.SUMMARY", 0)
+    monkeypatch.setattr("djqueue.runtime.watching.SUMMARY_INTERVAL", 0)
     caplog.set_level(logging.INFO, "djqueue")
     with Worker(get_storage(), heartbeat=0.01) as worker:
         double.enqueue(1)

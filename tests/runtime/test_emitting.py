@@ -193,7 +193,7 @@ async def test_generator_pauses_by_size_of_unsent_items(storage, queue, is_async
 
 @BOTH
 async def test_items_are_sent_again_after_a_storage_error(storage, queue, is_async, monkeypatch):
-    monkeypatch.setattr("djqueue.runtime.reports.RETRY", 0.01)
+    monkeypatch.setattr("djqueue.runtime.emitting.RETRY", 0.01)
     storage.failures = 2
     job_id = queue.enqueue(name=HANDLER).id
     async with working(storage, as_handler(is_async, lambda job: iter(range(50)))):

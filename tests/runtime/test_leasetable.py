@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from djqueue.core.job import Lease
-from djqueue.runtime.leasekeeper import Keeping
-from djqueue.runtime.leasetable import LeaseTable, LeaseTableView, TornReadError
+from djqueue.runtime.leases import LeaseTable, LeaseTableView, RenewalPolicy, TornReadError
 
 LEASE = 12_000
 BIG = 1 << 90
@@ -70,7 +69,7 @@ def seen(beat: int, leases: list[Lease] | None = None) -> LeaseTableView:
 
 def test_lease_keeper_does_nothing_while_its_worker_responds():
     storage = Recorded()
-    keeping = Keeping(storage, 60_000)
+    keeping = RenewalPolicy(storage, 60_000)
 
     keeping.look(seen(beat=0), now=1_000_000)
     keeping.look(seen(beat=999_000), now=1_000_000)
@@ -80,7 +79,7 @@ def test_lease_keeper_does_nothing_while_its_worker_responds():
 
 def test_lease_keeper_renews_leases_of_silent_worker_until_stuck_timeout(caplog):
     storage = Recorded()
-    keeping = Keeping(storage, 60_000)
+    keeping = RenewalPolicy(storage, 60_000)
 
     for now in range(0, 120_000, 500):
         keeping.look(seen(beat=1), now)
@@ -92,7 +91,7 @@ def test_lease_keeper_renews_leases_of_silent_worker_until_stuck_timeout(caplog)
 def test_lease_keeper_retries_failed_renewals_at_its_next_check(caplog):
     storage = Recorded()
     storage.fails = True
-    keeping = Keeping(storage, 60_000)
+    keeping = RenewalPolicy(storage, 60_000)
 
     keeping.look(seen(beat=1), now=10_000)
     storage.fails = False

@@ -26,7 +26,7 @@ def watched(clock):
     storage = MemoryStorage(clock=clock)
     storage.workers.register(WorkerInfo("w1", "host", 7, None, ("handler",), 4, 1))
     worker = Worker(storage, handlers={}, worker_id="w1", clock=clock)
-    return storage, UnhandledWatch(worker)
+    return storage, UnhandledWatch(storage, worker.events, clock, None)
 
 
 def test_unhandled_job_name_is_logged_once_with_advice(watched, clock, caplog):

@@ -8,7 +8,7 @@ import pytest
 
 from djqueue import Queue, Worker
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.runtime.outages import OutageLog
+from djqueue.runtime.events import OutageLog
 from tests.runtime.running import HANDLER, messages, reached, working
 from tests.runtime.storages import FailingStorage
 from tests.support import PATIENCE, aeventually
@@ -20,7 +20,7 @@ def storage() -> FailingStorage:
 
 
 async def test_results_are_kept_until_the_storage_is_available_again(storage, queue, caplog, monkeypatch):
-    monkeypatch.setattr("djqueue.runtime.outages.PATIENCE", 0)
+    monkeypatch.setattr("djqueue.runtime.events.PATIENCE", 0)
     done = asyncio.Event()
 
     async def handler(job):
@@ -181,8 +181,8 @@ async def test_worker_can_be_stopped_during_an_outage_and_logs_unreported_result
     storage, queue, monkeypatch, caplog
 ):
     """It tries for a while to tell of its last jobs, and says what it could not tell."""
-    monkeypatch.setattr("djqueue.runtime.shutdown.GRACE", 0.01)
-    monkeypatch.setattr("djqueue.runtime.shutdown.DELIVERY", 0.05)
+    monkeypatch.setattr("djqueue.runtime.shutdown.RELEASE_AFTER", 0.01)
+    monkeypatch.setattr("djqueue.runtime.shutdown.REPORT_TIMEOUT", 0.05)
     done = asyncio.Event()
 
     async def handler(job):
@@ -199,7 +199,7 @@ async def test_worker_can_be_stopped_during_an_outage_and_logs_unreported_result
 
 
 async def test_worker_stops_although_the_storage_never_answers(monkeypatch, caplog):
-    for name in ("GRACE", "DELIVERY", "CUT"):
+    for name in ("RELEASE_AFTER", "REPORT_TIMEOUT", "CALL_TIMEOUT"):
         monkeypatch.setattr(f"djqueue.runtime.shutdown.{name}", 0.01)
     monkeypatch.setattr("djqueue.runtime.worker.UNREGISTER_TIMEOUT", 0.01)
     done, hangs = asyncio.Event(), asyncio.Event()

@@ -11,7 +11,7 @@ from djqueue.core.job import Claimed
 from djqueue.core.options import JobOptions
 from djqueue.runtime.handlers import Handler, Style
 from djqueue.runtime.outcomes import after_error, next_delay
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import Stop
 
 
 def claimed(failures: int = 0, **options) -> Claimed:

@@ -10,9 +10,8 @@ import pytest
 from djqueue.core.job import Claimed, Outcome, Renewal
 from djqueue.core.options import JobOptions
 from djqueue.runtime.handlers import Handler, Style
-from djqueue.runtime.heartbeat import Heartbeat
-from djqueue.runtime.runs import Run, Runs
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import Run, Runs, Stop
+from djqueue.runtime.watching import Heartbeat
 from djqueue.runtime.worker import Worker
 from djqueue.storage.memory import MemoryStorage
 from tests.runtime.running import HANDLER, messages, record, working
@@ -110,6 +109,7 @@ def test_renewal_that_crosses_an_outcome_stops_no_attempt(runs):
     worker = Worker(MemoryStorage(), handlers={})
     worker.storage.renew = lambda leases: [Renewal(False) for _ in leases]
     worker.executor = SimpleNamespace(stop=lambda run, reason: stopped.append((run, reason)))
-    Heartbeat(worker).renew([ended, gone])
+    worker.loop, worker.wake_event = None, None
+    Heartbeat(worker._context(), worker.executor).renew([ended, gone])
 
     assert stopped == [(gone, Stop.LOST)]

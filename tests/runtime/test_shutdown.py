@@ -16,7 +16,7 @@ from tests.support import PATIENCE, aeventually, eventually
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch):
-    monkeypatch.setattr(shutdown, "GRACE", 0.05)
+    monkeypatch.setattr(shutdown, "RELEASE_AFTER", 0.05)
 
 
 @pytest.mark.parametrize("is_async", [True, False])

@@ -34,7 +34,7 @@ from kombu.utils.json import loads
 from djqueue.core.errors import ConfigurationError, Snooze, UnrecoverableError
 from djqueue.core.executors import INLINE
 from djqueue.core.shown import in_one_line
-from djqueue.runtime.context import JobContext, run_of
+from djqueue.runtime.runs import JobContext, run_of
 from djqueue.storage.base import Storage
 
 from .control import ControlThread

@@ -12,9 +12,8 @@ from django.dispatch import Signal
 from djqueue.client.storages import get_storage
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import JobRecord
-from djqueue.runtime.context import JobContext, current_job, run_of
 from djqueue.runtime.outcomes import after_error
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import JobContext, Stop, current_job, run_of
 from djqueue.runtime.tracebacks import job_error
 
 from .compat import (

@@ -35,15 +35,15 @@ from djqueue.operations.mirroring import mirroring
 from djqueue.operations.relay import relaying
 from djqueue.operations.scheduling import declare_now
 from djqueue.runtime import Worker
-from djqueue.runtime.attemptcount import AttemptCount
 from djqueue.runtime.console import NO_HANDLERS, banner, findings, summary, visible_logs
 from djqueue.runtime.executors.sandbox import SandboxUnavailableError
 from djqueue.runtime.exits import CONFIG, FINISHED, MISUSED, RECYCLED, leave, let_forks_end
-from djqueue.runtime.heartbeat import SHARE
-from djqueue.runtime.leasekeeper import LeaseKeeper, can_keep
-from djqueue.runtime.reloading import ReloadingParent, child_command
+from djqueue.runtime.leases import LeaseKeeper, can_keep
+from djqueue.runtime.runs import AttemptCount
 from djqueue.runtime.serving import CHILD_SIGNALS, interruptible, serve
 from djqueue.runtime.supervisor import ProcessLimits, Supervisor
+from djqueue.runtime.supervisor.reloading import ReloadingParent, child_command
+from djqueue.runtime.watching import RENEWALS_PER_LEASE
 from djqueue.storage.base import Storage
 
 if TYPE_CHECKING:
@@ -368,7 +368,7 @@ class Command(BaseCommand):
         if not (patience and self.own_process and not worker.storage.capabilities.in_process and can_keep()):
             return None
         try:
-            keeper = LeaseKeeper(worker.storage, worker.options.heartbeat * SHARE, patience)
+            keeper = LeaseKeeper(worker.storage, worker.options.heartbeat * RENEWALS_PER_LEASE, patience)
         except OSError as error:
             logging.getLogger("djqueue.worker").warning(
                 "No lease keeper could be started (%s). Only this process renews its leases: the job of a "

@@ -6,8 +6,7 @@ from .inline import InlineExecutor
 
 if TYPE_CHECKING:
     from djqueue.core.job import Outcome, ProcessInfo
-    from djqueue.runtime.runs import Run
-    from djqueue.runtime.stopping import Stop
+    from djqueue.runtime.runs import Run, Stop
 
 __all__ = ["Executor", "InlineExecutor"]
 

@@ -9,10 +9,8 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from djqueue.core.errors import UnrecoverableError
-from djqueue.runtime.context import CURRENT, JobContext
 from djqueue.runtime.handlers import Handler, call_arguments
-from djqueue.runtime.runs import Run
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import CURRENT, JobContext, Run, Stop
 
 from .tasks import TaskExecutor
 from .threads import ThreadExecutor

@@ -1,48 +1,20 @@
-"""The part that all executors share: the steps around every handler call, and what they use of a worker."""
+"""The steps around every handler call: decode the payload, apply the middleware, determine the outcome."""
 
 from asyncio import AbstractEventLoop, CancelledError
 from collections.abc import Callable
 from functools import partial
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from djqueue.codecs import MSGPACK, decode, get_encoder, msgpack
 from djqueue.conf import Settings
-from djqueue.core.clock import Clock
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Outcome
 from djqueue.middleware import Layers, through
-from djqueue.runtime.configuration import WorkerOptions
-from djqueue.runtime.context import JobContext, run_of
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.handlers import Handler
 from djqueue.runtime.outcomes import after_error, failure, next_delay, refusal
-from djqueue.runtime.reports import Reports
-from djqueue.runtime.runs import Run, Runs
-from djqueue.runtime.wakeevent import WakeEvent
-from djqueue.storage.base import Storage
-
-
-class ExecutorHost(Protocol):
-    """The parts of a worker that its executors use."""
-
-    loop: AbstractEventLoop
-    clock: Clock
-    random: Random
-    settings: Settings
-    options: WorkerOptions
-    handlers: dict[str, Handler]
-    storage: Storage
-    runs: Runs
-    events: RunEvents
-    reports: Reports
-    wake_event: WakeEvent
-    stopping: bool
-    is_replaceable: bool
-    """Whether a supervisor starts another process when this one ends."""
-
-    def recycle(self) -> None:
-        """Finish the jobs that can finish, and end the process. Called on the loop."""
+from djqueue.runtime.runs import JobContext, Run, run_of
 
 
 class Execution:

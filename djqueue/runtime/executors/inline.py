@@ -13,15 +13,15 @@ from typing import Any
 from djqueue.conf import has_django
 from djqueue.core.job import Outcome, ProcessInfo
 from djqueue.middleware import layers_of
+from djqueue.runtime.context import WorkerContext
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.handlers import Handler, Style
 from djqueue.runtime.outcomes import release
-from djqueue.runtime.runs import Run
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import Run, Stop
 
 from .batching import Batcher
 from .connections import DatabaseThreads
-from .execution import Execution, ExecutorHost, call_on_loop, wrap_in_middleware
+from .execution import Execution, call_on_loop, wrap_in_middleware
 from .tasks import TaskExecutor
 from .threads import CallerThread, ThreadExecutor
 
@@ -43,19 +43,19 @@ class InlineExecutor:
     With a `caller`, plain functions and Django's database calls run on the caller's thread.
     """
 
-    def __init__(self, host: ExecutorHost, caller: CallerThread | None = None) -> None:
-        self._loop = host.loop
-        self._clock = host.clock
-        self._events = host.events
-        self._host = host
-        execution = self._execution = Execution(host.settings, host.random, host.events)
-        self._database = DatabaseThreads(host.loop) if has_django() and caller is None else None
-        self._tasks = TaskExecutor(host, execution, self._database)
-        self._threads = ThreadExecutor(host, execution, adopt=self._tasks.adopt, pool=caller)
+    def __init__(self, context: WorkerContext, caller: CallerThread | None = None) -> None:
+        self._loop = context.loop
+        self._clock = context.clock
+        self._events = context.events
+        self._control = context.control
+        execution = self._execution = Execution(context.settings, context.random, context.events)
+        self._database = DatabaseThreads(context.loop) if has_django() and caller is None else None
+        self._tasks = TaskExecutor(context, execution, self._database)
+        self._threads = ThreadExecutor(context, execution, adopt=self._tasks.adopt, pool=caller)
         self._batchers: list[Batcher] = []
-        layers = layers_of(host.settings)
-        for handler in host.handlers.values():
-            self._prepare(handler, host.options.concurrency)
+        layers = layers_of(context.settings)
+        for handler in context.handlers.values():
+            self._prepare(handler, context.options.concurrency)
             wrap_in_middleware(handler, layers)
 
     def start(self, run: Run) -> None:
@@ -131,12 +131,12 @@ class InlineExecutor:
 
     def _check_overrun(self, run: Run) -> None:
         """End the process if a supervisor starts another one, or else log that the handler still runs."""
-        if run.outcome is not None or self._host.stopping:
+        if run.outcome is not None or self._control.stopping:
             return
-        late = run.overran_by(self._clock.monotonic())
-        if self._host.is_replaceable:
+        late = run.overran_by(self._clock.monotonic()) / 1_000
+        if self._control.is_replaceable:
             self._events.stuck(run, late)
-            self._host.recycle()
+            self._control.recycle()
             return
         self._events.overrunning(run, late)
         self._loop.call_later(OVERRUN_LOG_INTERVAL, self._check_overrun, run)

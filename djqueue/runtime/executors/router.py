@@ -5,12 +5,12 @@ from djqueue.conf import Settings
 from djqueue.core.errors import ConfigurationError, UnrecoverableError
 from djqueue.core.executors import DEGRADE, INLINE, SUBPROCESS
 from djqueue.core.job import Outcome, ProcessInfo
+from djqueue.runtime.context import WorkerContext
 from djqueue.runtime.handlers import Handler, PermissionGroup, Style
 from djqueue.runtime.outcomes import refusal
-from djqueue.runtime.runs import Run
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.reports import Reports
+from djqueue.runtime.runs import Run, Stop
 
-from .execution import ExecutorHost
 from .inline import InlineExecutor
 from .processes import kernel
 from .processes.executor import ProcessExecutor
@@ -59,17 +59,17 @@ def handlers_for_processes(handlers: dict[str, Handler], settings: Settings) -> 
 class ExecutorRouter:
     """Hands each run to the executor that is chosen for it."""
 
-    def __init__(self, host: ExecutorHost, all_handlers: list[Handler]) -> None:
-        self._settings = host.settings
-        self._runs = host.runs
-        self._wake_event = host.wake_event
-        self._inline = InlineExecutor(host)
+    def __init__(self, context: WorkerContext, reports: Reports, all_handlers: list[Handler]) -> None:
+        self._settings = context.settings
+        self._runs = context.runs
+        self._wake_event = context.wake_event
+        self._inline = InlineExecutor(context)
         self.groups: dict[PermissionGroup | None, ProcessExecutor] = {}
         """Executors of processes, by what their jobs are permitted; None for everything."""
         self._fit: dict[str, ProcessExecutor] = {}
         for group, handlers in _grouped(all_handlers).items():
             plan = None if group is None else plan_for(*group)
-            executor = self.groups[group] = ProcessExecutor(host, handlers, plan)
+            executor = self.groups[group] = ProcessExecutor(context, reports, handlers, plan)
             self._fit.update(dict.fromkeys((handler.name for handler in handlers), executor))
 
     def start(self, run: Run) -> None:

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from djqueue.core.job import Outcome
-from djqueue.runtime.context import CURRENT
-from djqueue.runtime.runs import Run
+from djqueue.runtime.context import WorkerContext
+from djqueue.runtime.runs import CURRENT, Run
 
 from .connections import DatabaseThreads, ThreadBinding
-from .execution import Execution, ExecutorHost, call_on_loop
+from .execution import Execution, call_on_loop
 
 EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
 """Options that run a task's first step at once, where Python can. A job that never waits ends with it."""
@@ -21,11 +21,11 @@ EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) els
 class TaskExecutor:
     """Runs async handlers, and awaitables that sync handlers return."""
 
-    def __init__(self, host: ExecutorHost, execution: Execution, threads: DatabaseThreads | None) -> None:
-        loop = self._loop = host.loop
-        self._runs = host.runs
-        self._wake_event = host.wake_event
-        self._events = host.events
+    def __init__(self, context: WorkerContext, execution: Execution, threads: DatabaseThreads | None) -> None:
+        loop = self._loop = context.loop
+        self._runs = context.runs
+        self._wake_event = context.wake_event
+        self._events = context.events
         self._execution = execution
         self._threads = threads
         # A task costs a third less when it is created directly, which a loop with a task factory rules out,

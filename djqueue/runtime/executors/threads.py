@@ -10,11 +10,11 @@ from asgiref.sync import sync_to_async
 
 from djqueue.conf import has_django
 from djqueue.core.job import Outcome
-from djqueue.runtime.context import CURRENT
-from djqueue.runtime.runs import Run
+from djqueue.runtime.context import WorkerContext
+from djqueue.runtime.runs import CURRENT, Run
 
 from .connections import clean_connections, close_connections
-from .execution import Execution, ExecutorHost, call_on_loop
+from .execution import Execution, call_on_loop
 from .threadpool import ThreadPool
 
 Adopt = Callable[[Run, Awaitable[Any]], None]
@@ -26,15 +26,15 @@ class ThreadExecutor:
 
     def __init__(
         self,
-        host: ExecutorHost,
+        context: WorkerContext,
         execution: Execution,
         *,
         adopt: Adopt,
         pool: "CallerThread | None" = None,
     ) -> None:
-        self._runs = host.runs
-        self._wake_event = host.wake_event
-        self._events = host.events
+        self._runs = context.runs
+        self._wake_event = context.wake_event
+        self._events = context.events
         self._execution = execution
         self._adopt = adopt
         # The thread of a caller, and its connections, remain the caller's.
@@ -42,7 +42,7 @@ class ThreadExecutor:
         # Handlers see the context of the worker's caller; their own changes stay in their copy.
         self._context: Context = copy_context()
         self._pool = pool or ThreadPool(
-            host.options.concurrency,
+            context.options.concurrency,
             "djqueue-job",
             on_wake=self._clean if self._cleans else None,
             on_exit=close_connections if self._cleans else None,

@@ -10,18 +10,26 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from django.db import connections
 
-from ..exits import FAILED, FINISHED, GROUP_SIGNALS, STOP, end_with, ignore, leave, name_process
+from ..executors.processes import kernel
+from ..exits import (
+    FAILED,
+    FINISHED,
+    GROUP_SIGNALS,
+    STOP,
+    end_with,
+    ignore,
+    leave,
+    name_process,
+    note_supervisor,
+)
 from ..serving import interrupt
-from ..supervised import note_supervisor
 
 LOOK_FOR_PARENT = 0.5
 """Seconds between checks for the parent, on systems that do not end a child with it."""
-PAGE_SIZE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
 
 logger = logging.getLogger("djqueue.supervisor")
 
@@ -86,10 +94,7 @@ class ChildProcess:
     @property
     def memory(self) -> int:
         """Resident memory in bytes; 0 if the system does not report it."""
-        try:
-            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_SIZE
-        except (OSError, IndexError, ValueError):
-            return 0
+        return kernel.memory(self.pid)
 
     def read_ready(self) -> bool:
         """Return whether the child has reported that it is ready."""
@@ -137,12 +142,12 @@ def _run(
             threading.Thread(target=_follow, args=(parent,), name="djqueue-parent", daemon=True).start()
         note_supervisor(parent)
         gc.freeze()
-        is_told = False
+        is_reported = False
 
         def ready() -> None:
-            nonlocal is_told
-            if not is_told:
-                is_told = True
+            nonlocal is_reported
+            if not is_reported:
+                is_reported = True
                 os.write(writer, b"1")
 
         code = role.run(ready)

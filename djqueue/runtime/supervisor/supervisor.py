@@ -25,7 +25,7 @@ BACKOFF = 0.1, 5.0
 """Seconds before a child that has been ready is restarted: first and longest wait, with doubling."""
 EARLY_BACKOFF = 1.0, 30.0
 """The same for a child that failed before it was ready: what it needs may be away for longer."""
-STABLE = 60.0
+STABLE_AFTER = 60.0
 """Seconds after which a child that fails counts as failing for the first time."""
 MAX_EARLY_FAILURES = 5
 """Consecutive failures of a child that has never been ready, after which the supervisor gives up."""
@@ -33,11 +33,11 @@ PERMANENT = {MISUSED: MISUSED, REFUSED: FAILED, CONFIG: CONFIG}
 """Exit codes of children that a restart cannot help, with the exit code of the supervisor."""
 STAGE_TIMEOUT = 15.0
 """Seconds that the children of a stage wait for the stage before them to be ready."""
-LOOK = 1.0
+CHECK_INTERVAL = 1.0
 """Seconds between checks of memory and deadlines."""
-HEALTH = 5.0
+HEALTH_INTERVAL = 5.0
 """Seconds between two versions of the health file."""
-GRACE = 10.0
+KILL_MARGIN = 10.0
 """Seconds that a child has in addition to the shutdown timeout; then it is killed."""
 HELPER_TIMEOUT = 30.0
 """Seconds that a scheduler or mirror has to stop."""
@@ -209,7 +209,7 @@ class Supervisor:
 
     def _wait(self) -> None:
         now = time.monotonic()
-        until = min([now + LOOK, *(at for at in self._due.values() if at > now)])
+        until = min([now + CHECK_INTERVAL, *(at for at in self._due.values() if at > now)])
         for key, _ in self._selector.select(max(0.0, until - now)):
             if key.data is not None:
                 self._read_ready(key.data)
@@ -247,8 +247,8 @@ class Supervisor:
 
     def _reap(self) -> None:
         for pid in list(self._children):
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
                 self._on_end(self._children.pop(pid), status)
 
     def _on_end(self, child: ChildProcess, status: int) -> None:
@@ -273,7 +273,7 @@ class Supervisor:
     def _on_replacement(self, child: ChildProcess, now: float) -> float:
         """Return the seconds after which a process that reached a limit is replaced."""
         age = now - self._started[child.name]
-        if not child.is_recycled or age > STABLE:
+        if not child.is_recycled or age > STABLE_AFTER:
             logger.info("Process %d (%s) has ended as planned and is replaced.", child.pid, child.name)
             self._failures.pop(child.name, None)
             return 0.0
@@ -288,10 +288,10 @@ class Supervisor:
 
     def _on_failure(self, child: ChildProcess, how: str, now: float) -> None:
         name = child.name
-        if now - self._started[name] > STABLE:
+        if now - self._started[name] > STABLE_AFTER:
             self._failures.pop(name, None)
-        found, limits = (self._failures, BACKOFF) if child.is_ready else (self._early, EARLY_BACKOFF)
-        failures = found[name] = found.get(name, 0) + 1
+        counts, limits = (self._failures, BACKOFF) if child.is_ready else (self._early, EARLY_BACKOFF)
+        failures = counts[name] = counts.get(name, 0) + 1
         if failures >= MAX_EARLY_FAILURES and name not in self._proven:
             logger.error(
                 "Process %d (%s) ended before it was ready (%s), %d times in a row; stopping.",
@@ -318,7 +318,7 @@ class Supervisor:
                 child.kill_at = None
                 child.send(signal.SIGKILL)
         notices.keep_alive()
-        if self._health is not None and now - self._health_at >= HEALTH:
+        if self._health is not None and now - self._health_at >= HEALTH_INTERVAL:
             self._health_at = now
             self._write_health(self._health)
 
@@ -334,7 +334,7 @@ class Supervisor:
                     child.pid, child.name, memory / 2**20, limit / 2**20,
                 )  # fmt: skip
                 child.is_recycled = True
-                self._stop(child, self._limits.shutdown_timeout + GRACE, 1)
+                self._stop(child, self._limits.shutdown_timeout + KILL_MARGIN, 1)
 
     def _stop_stage(self, now: float) -> None:
         """Stop the children with the highest stage that is left; hurry them as often as signals arrived."""
@@ -346,18 +346,20 @@ class Supervisor:
                 notices.reloading()
             else:
                 notices.notify("STOPPING=1")
-        wanted = max(1, self._signals)
-        if wanted > 2:
+        signals = max(1, self._signals)
+        if signals > 2:
             self._kill_all()
             return
         stage = max(child.role.stage for child in self._children.values())
         for child in self._children.values():
-            if child.role.stage == stage and child.signals < wanted:
-                seconds = self._limits.shutdown_timeout + GRACE if child.role.is_worker else HELPER_TIMEOUT
-                self._stop(child, seconds if wanted == 1 else GRACE, wanted)
+            if child.role.stage == stage and child.signals < signals:
+                seconds = (
+                    self._limits.shutdown_timeout + KILL_MARGIN if child.role.is_worker else HELPER_TIMEOUT
+                )
+                self._stop(child, seconds if signals == 1 else KILL_MARGIN, signals)
 
-    def _stop(self, child: ChildProcess, seconds: float, wanted: int) -> None:
-        child.signals = max(child.signals, wanted)
+    def _stop(self, child: ChildProcess, seconds: float, signals: int) -> None:
+        child.signals = max(child.signals, signals)
         child.kill_at = time.monotonic() + seconds
         child.send(STOP)
 

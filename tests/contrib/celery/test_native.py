@@ -272,7 +272,7 @@ def test_redelivered_task_that_has_succeeded_does_not_fail(project: CeleryProjec
         """
         from types import SimpleNamespace
         from djqueue.contrib.celery.native import CeleryTasks
-        from djqueue.runtime.context import run_of
+        from djqueue.runtime.runs import run_of
         import djqueue.contrib.celery.native as native
 
         class Stalled(CeleryTasks):

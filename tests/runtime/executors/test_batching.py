@@ -307,7 +307,7 @@ async def test_async_batch_is_cancelled_when_all_its_jobs_are_cancelled(storage,
 
 
 async def test_sync_batch_that_does_not_stop_is_released_at_shutdown(storage, queue, monkeypatch, caplog):
-    monkeypatch.setattr("djqueue.runtime.shutdown.GRACE", 0.05)
+    monkeypatch.setattr("djqueue.runtime.shutdown.RELEASE_AFTER", 0.05)
     gate, started = threading.Event(), threading.Event()
 
     def many(jobs):

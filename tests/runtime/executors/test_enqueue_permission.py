@@ -12,7 +12,7 @@ from djqueue.core.states import State
 from djqueue.runtime.executors.processes import enqueueing as requests
 from djqueue.runtime.executors.processes import frames
 from djqueue.runtime.executors.sandbox import apply
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import Stop
 from djqueue.signals import job_enqueued
 from tests.runtime.executors import permission_jobs as jobs
 from tests.runtime.executors.test_job_permissions import plain_settings, site_of

@@ -13,7 +13,7 @@ from djqueue.core.permissions import NOTHING
 from djqueue.core.states import State
 from djqueue.runtime.executors.processes import template
 from djqueue.runtime.executors.sandbox import SandboxUnavailableError, apply, landlock
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import Stop
 from tests.runtime.executors import permission_jobs as jobs
 from tests.runtime.executors.test_processes import Site, decoded
 from tests.support import aeventually

@@ -17,7 +17,7 @@ from djqueue.core.job import ItemMark, JobRecord
 from djqueue.core.states import State
 from djqueue.runtime.executors.processes import frames, jobprocess, kernel
 from djqueue.runtime.executors.processes import template as templates
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import Stop
 from tests.runtime.executors import process_jobs as jobs
 from tests.runtime.storages import RecordingStorage
 from tests.support import PATIENCE, aeventually

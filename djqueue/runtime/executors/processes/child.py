@@ -41,7 +41,6 @@ from djqueue.core.job import (
 )
 from djqueue.core.maintenance import Swept
 from djqueue.middleware import layers_of
-from djqueue.runtime.context import CURRENT
 from djqueue.runtime.dependencies import Child, Records, children
 from djqueue.runtime.emitting import ItemEncoder
 from djqueue.runtime.events import RunEvents
@@ -51,8 +50,7 @@ from djqueue.runtime.executors.sandbox.addresses import use_supervisor
 from djqueue.runtime.exits import ignore, leave, let_forks_end
 from djqueue.runtime.handlers import Handler, handler_of
 from djqueue.runtime.reports import MAX_LINE
-from djqueue.runtime.runs import ItemSink, Run
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import CURRENT, ItemSink, Run, Stop
 from djqueue.storage import wire
 from djqueue.storage.base import P, Storage, T, Unsubscribe
 from djqueue.storage.capabilities import Capabilities

@@ -7,14 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 from djqueue.core.executors import limits_of
 from djqueue.core.job import EnqueueResult, Outcome
+from djqueue.runtime.context import WorkerContext
 from djqueue.runtime.dependencies import Records, aread
 from djqueue.runtime.emitting import RunItems
-from djqueue.runtime.executors.execution import Execution, ExecutorHost, call_on_loop
+from djqueue.runtime.executors.execution import Execution, call_on_loop
 from djqueue.runtime.executors.sandbox.broker import DeniedAccess
 from djqueue.runtime.handlers import Handler
 from djqueue.runtime.outcomes import release
-from djqueue.runtime.runs import Run
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.reports import Reports
+from djqueue.runtime.runs import Run, Stop
 
 from . import kernel
 from .enqueueing import JobEnqueuer
@@ -39,16 +40,18 @@ MAX_RESTARTS = 3
 class ProcessExecutor:
     """Runs jobs in processes forked from one template. All methods but `stop` are called on the loop."""
 
-    def __init__(self, host: ExecutorHost, handlers: Iterable[Handler], plan: SandboxPlan | None) -> None:
-        self._loop = host.loop
-        self._clock = host.clock
-        self._runs = host.runs
-        self.events = host.events
-        self._wake_event = host.wake_event
-        self._storage = host.storage
-        self._settings = host.settings
-        self._concurrency = host.options.concurrency
-        self._execution = Execution(host.settings, host.random, host.events)
+    def __init__(
+        self, context: WorkerContext, reports: Reports, handlers: Iterable[Handler], plan: SandboxPlan | None
+    ) -> None:
+        self._loop = context.loop
+        self._clock = context.clock
+        self._runs = context.runs
+        self.events = context.events
+        self._wake_event = context.wake_event
+        self._storage = context.storage
+        self._settings = context.settings
+        self._concurrency = context.options.concurrency
+        self._execution = Execution(context.settings, context.random, context.events)
         self._plan = plan
         self.names = ThreadPoolExecutor(NAME_THREADS, thread_name_prefix="djqueue-names")
         self._waiting: dict[str, deque[Run]] = {}
@@ -68,7 +71,7 @@ class ProcessExecutor:
         self._enqueuer = (
             None if plan is None else JobEnqueuer(self._storage, self._settings, plan.permissions)
         )
-        self._reports = host.reports
+        self._reports = reports
         self.templates = TemplateKeeper(self, self.events, handlers, plan)
 
     @property

@@ -12,8 +12,7 @@ from djqueue.core.errors import JobError, JobMemoryLimitError, JobTimeoutError, 
 from djqueue.core.executors import ISOLATED, SUBPROCESS, JobLimits
 from djqueue.core.job import Outcome, ProcessInfo
 from djqueue.runtime.events import RunEvents
-from djqueue.runtime.runs import Run
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import Run, Stop
 from djqueue.storage import wire
 
 from . import frames, kernel

@@ -17,8 +17,7 @@ from djqueue.core.job import EnqueueResult, JobFailure, Outcome
 from djqueue.runtime.dependencies import Records
 from djqueue.runtime.emitting import RunItems
 from djqueue.runtime.reports import MAX_LINE
-from djqueue.runtime.runs import Run
-from djqueue.runtime.stopping import Stop
+from djqueue.runtime.runs import Run, Stop
 from djqueue.runtime.tracebacks import MAX_MESSAGE, MAX_TRACEBACK, clean
 from djqueue.storage import wire
 

@@ -16,7 +16,7 @@ from typing import Any
 from django.apps import apps
 from django.utils import autoreload
 
-from .serving import PARENT_PIPE, SIGNALS
+from ..serving import PARENT_PIPE, SIGNALS
 
 KILL_AFTER = 10.0
 """Seconds that a child has to end after a second SIGTERM."""

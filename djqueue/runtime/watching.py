@@ -1,0 +1,318 @@
+"""The watch over a worker's running jobs: the heartbeat, and the subscription to cancel requests.
+
+The heartbeat renews leases, registers the worker, and executes its commands, on a thread of its own. A
+handler that blocks the event loop delays every other part of the worker, but not the heartbeat, so its job
+does not count as stalled.
+"""
+
+import asyncio
+import os
+import socket
+from datetime import UTC, datetime
+from itertools import islice
+from platform import python_version
+
+from djqueue._version import __version__
+from djqueue.core.job import Event as JobEvent
+from djqueue.core.job import RunningJob, WorkerInfo
+from djqueue.core.workercontrol import DUMP, QUIET, RESUME, STOP
+from djqueue.storage.base import Unsubscribe
+
+from .context import WorkerContext
+from .executors import Executor
+from .executors.processes import kernel
+from .exits import supervisor
+from .leases import seconds_between_checks
+from .loops import Periodic
+from .runs import Run, Stop, lease_of
+from .tracebacks import stacks
+
+RENEWALS_PER_LEASE = 3
+"""Number of renewals within the time of a lease, so that one lost message does not end it."""
+MAX_RETRY_DELAY = 1_000
+"""Maximum of milliseconds until the next try while the storage is unavailable."""
+SUMMARY_INTERVAL = 10_000
+"""Milliseconds between two summaries in the log."""
+STOP_TIMEOUT = 5.0
+"""Seconds that the worker's shutdown waits for a heartbeat in progress."""
+MAX_NAMED = 20
+"""Maximum of running jobs in a worker's entry."""
+TICK = 0.05
+"""Seconds between checks of the running jobs."""
+IDLE_TICK = 1.0
+"""Seconds between checks while nothing is running."""
+LONG_RUN = 50
+"""Milliseconds after which the worker subscribes to a job's queue."""
+SUBSCRIPTION_IDLE = 60_000
+"""Milliseconds from the last such job of a queue until the subscription ends."""
+
+
+class Heartbeat:
+    """Renews all leases of a worker in one call, and learns which jobs are lost or cancelled."""
+
+    def __init__(self, context: WorkerContext, executor: Executor) -> None:
+        self._context = context
+        self._executor = executor
+        self._storage = context.storage
+        self._runs = context.runs
+        self._clock = context.clock
+        self._events = context.events
+        self._control = context.control
+        self._lease_table = context.lease_table
+        self._interval = context.options.heartbeat
+        self._is_unavailable = False
+        self._summed_at = context.clock.monotonic()
+        self.shortest_lease = self._interval * RENEWALS_PER_LEASE
+        """Milliseconds of the shortest lease claimed so far."""
+        self._thread = Periodic("djqueue-heartbeat", self._seconds, self._beat)
+        self._life: Periodic | None = None
+        """Shows the lease keeper that this process's threads run, also while the storage does not answer."""
+        if self._lease_table is not None:
+            self._life = Periodic("djqueue-life", self._seconds_of_life, self._show_life)
+
+    def start(self) -> None:
+        """Start the threads."""
+        self._thread.start()
+        if self._life is not None:
+            self._show_life()
+            self._life.start()
+
+    def note_unavailable(self, error: Exception) -> None:
+        """Register the worker as soon as the storage answers. Called before `start`."""
+        self._is_unavailable = True
+        self._events.storage_failed("renew", error)
+
+    def expect(self, lease: int) -> None:
+        """Renew more often, for a job with a shorter lease than any before."""
+        self.shortest_lease = lease
+        if self._lease_table is not None:
+            self._lease_table.expect(lease)
+        self._thread.hasten()
+
+    def hasten(self) -> None:
+        """Send a heartbeat now. From any thread."""
+        self._thread.hasten()
+
+    def stop(self) -> None:
+        """Stop the threads, and wait a limited time for a heartbeat in progress."""
+        self._thread.stop()
+        self._thread.join(STOP_TIMEOUT)
+        if self._life is not None and self._lease_table is not None:
+            self._life.stop()
+            self._life.join(STOP_TIMEOUT)
+            self._lease_table.show_life(0)
+
+    def renew(self, runs: list[Run]) -> None:
+        """Renew the leases of some runs, and stop those that are lost or cancelled.
+
+        Raises what the storage raises.
+        """
+        renewals = self._storage.renew([lease_of(run) for run in runs]) if runs else []
+        for run, renewal in zip(runs, renewals, strict=True):
+            if not renewal.held:
+                self._control.lose(run)
+            elif renewal.cancel_requested:
+                self._executor.stop(run, Stop.REQUESTED)
+
+    def info(self) -> WorkerInfo:
+        """Return the worker's entry in the storage's list of workers. From any thread."""
+        context, control = self._context, self._control
+        options = context.options
+        state = "quiet" if control.paused else "running"
+        return WorkerInfo(
+            options.worker_id,
+            socket.gethostname(),
+            os.getpid(),
+            options.queues,
+            tuple(sorted(context.handlers)),
+            options.concurrency,
+            context.started_at,
+            active=len(self._runs.executing),
+            state="stopping" if control.stopping else state,
+            kind=context.kind,
+            heartbeat=options.heartbeat,
+            rss=kernel.memory(os.getpid()),
+            version=__version__,
+            project=context.settings.version,
+            jobs=self._longest_running(),
+            supervisor=supervisor(),
+            processes=self._executor.process_infos(),
+        )
+
+    def _longest_running(self) -> tuple[RunningJob, ...]:
+        offset = self._clock.now() - self._clock.monotonic()
+        # Runs are in the order in which they started.
+        return tuple(
+            RunningJob(run.claimed.queue, run.claimed.id, run.claimed.name, offset + run.since)
+            for run in islice(self._runs.executing.copy(), MAX_NAMED)
+        )
+
+    def _beat(self) -> None:
+        try:
+            self.renew(self._runs.held())
+            while commands := self._storage.workers.register(self.info()):
+                for command in commands:
+                    self._execute(command)
+        except Exception as error:
+            self._is_unavailable = True
+            self._events.storage_failed("renew", error)
+        else:
+            self._is_unavailable = False
+            self._events.storage_worked("renew")
+        now = self._clock.monotonic()
+        if self._lease_table is not None:
+            self._lease_table.replace(map(lease_of, self._runs.held()))
+        if now - self._summed_at >= SUMMARY_INTERVAL:
+            self._summed_at = now
+            self._events.summary(len(self._runs.executing))
+
+    def _execute(self, command: str) -> None:
+        """Execute one command that the storage had for the worker."""
+        self._events.command_received(command)
+        if command == QUIET:
+            self._control.quiet()
+        elif command == RESUME:
+            self._control.resume()
+        elif command == STOP:
+            self._control.stop()
+        elif command == DUMP:
+            self._save_dump()
+        else:
+            self._events.command_unknown(command)
+
+    def _save_dump(self) -> None:
+        info = self.info()
+        try:
+            self._storage.workers.save_dump(info.id, stacks(self._heading(info), self._context.loop))
+        except Exception as error:
+            # The storage is unavailable, or a stack changed while it was read; other commands still count.
+            self._events.dump_failed(error)
+
+    def _heading(self, info: WorkerInfo) -> str:
+        now = self._clock.now()
+        at = datetime.fromtimestamp(now / 1_000, UTC).isoformat(timespec="seconds")
+        lines = [
+            f"Worker {info.id}, process {os.getpid()}, {info.state}, at {at}",
+            f"djqueue {__version__}, Python {python_version()}",
+            f"{info.active} of {info.concurrency} slots in use",
+        ]
+        lines += [
+            f"  {job.name} [{job.id}] of queue {job.queue}, for {(now - job.started_at) / 1_000:.1f} s"
+            for job in info.jobs
+        ]
+        return "\n".join(lines) + "\n"
+
+    def _show_life(self) -> None:
+        if self._lease_table is not None:
+            self._lease_table.show_life(self._clock.monotonic())
+
+    def _seconds_of_life(self) -> float:
+        table = self._lease_table
+        return seconds_between_checks(self.shortest_lease if table is None else table.shortest_lease)
+
+    def _seconds(self) -> float:
+        interval = min(self._interval, self.shortest_lease // RENEWALS_PER_LEASE)
+        if self._is_unavailable:
+            interval = min(interval, MAX_RETRY_DELAY)
+        return max(1, interval) / 1_000
+
+
+class CancelWatch:
+    """Subscribes to the queues of long-running jobs, so that cancel requests arrive before a heartbeat.
+
+    A subscription costs the storage something for every job of the queue, and short jobs end before a request
+    could arrive. So the worker subscribes only to queues with a job that has been running for a moment.
+    """
+
+    def __init__(self, context: WorkerContext, executor: Executor, heartbeat: Heartbeat) -> None:
+        self._loop = context.loop
+        self._storage = context.storage
+        self._runs = context.runs
+        self._clock = context.clock
+        self._events = context.events
+        self._executor = executor
+        self._heartbeat = heartbeat
+        self._subscriptions: dict[str, Unsubscribe] = {}
+        self._needed: dict[str, int] = {}
+        """Monotonic milliseconds at which each queue last had a long-running job."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._round: asyncio.Task[None] | None = None
+        self._not_before = 0
+        self._closed = False
+        self._is_fast = False
+        """Whether the next check comes after `TICK`, not `IDLE_TICK`."""
+
+    def watch(self) -> None:
+        """Check soon, because jobs have started. Called on the loop."""
+        if self._closed or self._is_fast:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._is_fast = True
+        self._timer = self._loop.call_later(TICK, self._tick)
+
+    async def close(self) -> None:
+        """End all subscriptions."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._round is not None:
+            self._round.cancel()
+            await asyncio.gather(self._round, return_exceptions=True)
+        for queue in list(self._subscriptions):
+            await self._unsubscribe(queue)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = self._clock.monotonic()
+        for run in self._runs.executing.copy().values():
+            if now - run.since >= LONG_RUN:
+                self._needed[run.claimed.queue] = now
+        if self._round is None and now >= self._not_before and self._is_out_of_date(now):
+            self._round = self._loop.create_task(self._update(now))
+        self._is_fast = bool(self._runs.executing)
+        if self._is_fast:
+            self._timer = self._loop.call_later(TICK, self._tick)
+        elif self._subscriptions:
+            self._timer = self._loop.call_later(IDLE_TICK, self._tick)
+
+    def _is_out_of_date(self, now: int) -> bool:
+        return self._needed.keys() != self._subscriptions.keys() or any(
+            now - at > SUBSCRIPTION_IDLE for at in self._needed.values()
+        )
+
+    async def _update(self, now: int) -> None:
+        try:
+            for queue, at in list(self._needed.items()):
+                if now - at > SUBSCRIPTION_IDLE:
+                    del self._needed[queue]
+                    await self._unsubscribe(queue)
+                elif queue not in self._subscriptions:
+                    await self._subscribe(queue)
+        except Exception as error:
+            # The heartbeat still learns of cancel requests, only later.
+            self._not_before = self._clock.monotonic() + MAX_RETRY_DELAY
+            self._events.storage_failed("subscribe", error)
+        else:
+            self._events.storage_worked("subscribe")
+        finally:
+            self._round = None
+
+    async def _subscribe(self, queue: str) -> None:
+        storage = self._storage
+        self._subscriptions[queue] = await storage.acall(storage.events.subscribe, queue, self._on_event)
+        # The answers to a renewal have the requests that were made before the subscription.
+        runs = [run for run in self._runs.held() if run.claimed.queue == queue]
+        await storage.acall(self._heartbeat.renew, runs)
+
+    async def _unsubscribe(self, queue: str) -> None:
+        unsubscribe = self._subscriptions.pop(queue, None)
+        if unsubscribe is not None:
+            await self._storage.acall(unsubscribe)
+
+    def _on_event(self, event: JobEvent) -> None:
+        if event.event != "cancel_requested":
+            return
+        for run in self._runs.executing.copy().values():
+            if run.claimed.id == event.id and run.claimed.queue == event.queue:
+                self._executor.stop(run, Stop.REQUESTED)

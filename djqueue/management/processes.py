@@ -38,7 +38,7 @@ from djqueue.runtime import Worker
 from djqueue.runtime.configuration import new_worker_id
 from djqueue.runtime.console import NO_HANDLERS, banner, findings, summary, visible_logs
 from djqueue.runtime.events import RunEvents
-from djqueue.runtime.executors.sandbox.errors import SandboxUnavailableError
+from djqueue.runtime.executors.sandbox import SandboxUnavailableError
 from djqueue.runtime.exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, let_forks_end
 from djqueue.runtime.leases import LeaseKeeper, can_keep
 from djqueue.runtime.maintenance import Maintenance

@@ -8,7 +8,7 @@ import pytest
 from djqueue import Worker
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.runtime import shutdown
-from djqueue.runtime.executors import overruns
+from djqueue.runtime.executors import inline
 from djqueue.runtime.loops import run_loop
 from tests.runtime.running import HANDLER, messages, new_threads, reached, record, work_off, working
 from tests.support import PATIENCE, aeventually, eventually
@@ -77,7 +77,7 @@ async def test_job_interrupted_by_shutdown_runs_again_as_its_first_attempt(stora
 async def test_stuck_handler_ends_a_replaceable_worker_after_its_other_jobs(
     storage, queue, monkeypatch, caplog
 ):
-    monkeypatch.setattr(overruns, "PATIENCE", 0.01)
+    monkeypatch.setattr(inline, "OVERRUN_PATIENCE", 0.01)
     go_on, leave = threading.Event(), threading.Event()
 
     def stuck(job):
@@ -112,8 +112,8 @@ async def test_stuck_handler_ends_a_replaceable_worker_after_its_other_jobs(
 async def test_stuck_handler_keeps_its_slot_and_is_logged_if_worker_is_not_replaceable(
     storage, queue, monkeypatch, caplog
 ):
-    monkeypatch.setattr(overruns, "PATIENCE", 0.01)
-    monkeypatch.setattr(overruns, "EVERY", 0.01)
+    monkeypatch.setattr(inline, "OVERRUN_PATIENCE", 0.01)
+    monkeypatch.setattr(inline, "OVERRUN_LOG_INTERVAL", 0.01)
     leave = threading.Event()
     job_id = queue.enqueue(name=HANDLER, timeout=0.05).id
     async with working(storage, lambda job: leave.wait(PATIENCE)) as worker:

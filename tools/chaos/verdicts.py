@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from djqueue.runtime.executors.processes.sandboxing import PREFIX
+from djqueue.runtime.executors.processes.sandboxplan import PREFIX
 
 from . import attempts
 from .processes import environment

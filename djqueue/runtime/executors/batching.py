@@ -4,9 +4,9 @@ Each member is a run with its own lease and its own outcome, which waits here fo
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from djqueue.core.errors import UnrecoverableError
 from djqueue.runtime.handlers import Handler, call_arguments
@@ -14,9 +14,6 @@ from djqueue.runtime.runs import CURRENT, JobContext, Run, Stop
 
 from .tasks import TaskExecutor
 from .threads import ThreadExecutor
-
-if TYPE_CHECKING:
-    from .inline import InlineExecutor
 
 
 class Raised(NamedTuple):
@@ -50,9 +47,11 @@ class Batcher:
         self,
         handler: Handler,
         concurrency: int,
-        executor: "InlineExecutor",
         tasks: TaskExecutor,
         threads: ThreadExecutor,
+        *,
+        stop: Callable[[Run, Stop], None],
+        set_deadline: Callable[[Run], None],
     ) -> None:
         assert handler.batch is not None
         self._handler = handler
@@ -61,7 +60,8 @@ class Batcher:
         self._wait = handler.batch.wait / 1_000
         self._tasks = tasks
         self._threads = threads
-        self._executor = executor
+        self._stop = stop
+        self._set_deadline = set_deadline
         self._waiting: dict[Run, asyncio.Future[Any]] = {}
         self._calls: dict[Run, BatchCall] = {}
         self._timer: asyncio.Handle | None = None
@@ -97,7 +97,7 @@ class Batcher:
         """Return the members that have not been called to their queues, because the worker stops."""
         self._closed = True
         for run in list(self._waiting):
-            self._executor.stop(run, Stop.SHUTDOWN)
+            self._stop(run, Stop.SHUTDOWN)
 
     def _schedule(self) -> None:
         """Begin the call now, or at the end of the waiting time."""
@@ -126,7 +126,7 @@ class Batcher:
         for run in members:
             self._calls[run] = call
             # The timeout counts from the call.
-            self._executor.set_deadline(run)
+            self._set_deadline(run)
         call.task = asyncio.get_running_loop().create_task(self._run(call))
 
     async def _run(self, call: BatchCall) -> None:

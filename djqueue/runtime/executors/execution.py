@@ -1,6 +1,6 @@
 """The steps around every handler call: decode the payload, apply the middleware, determine the outcome."""
 
-from asyncio import CancelledError
+from asyncio import AbstractEventLoop, CancelledError
 from collections.abc import Callable
 from functools import partial
 from random import Random
@@ -13,7 +13,7 @@ from djqueue.core.job import Outcome
 from djqueue.middleware import Layers, through
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.handlers import Handler
-from djqueue.runtime.outcomes import after_error, next_delay, refusal
+from djqueue.runtime.outcomes import after_error, failure, next_delay, refusal
 from djqueue.runtime.runs import JobContext, Run, run_of
 
 
@@ -61,6 +61,10 @@ class Execution:
         run.error = error
         return after_error(run.claimed, error, run.stop, partial(self._delay, run))
 
+    def crashed(self, run: Run, error: BaseException, reason: str) -> Outcome:
+        """Return the outcome of a run whose handler neither returned nor raised, such as after a crash."""
+        return failure(run.claimed, error, reason, partial(self._delay, run))
+
     def _delay(self, run: Run, error: BaseException) -> int:
         on_bad = partial(self._events.backoff_failed, run)
         return next_delay(run.claimed, run.handler, error, self._random, on_bad)
@@ -69,29 +73,39 @@ class Execution:
         accept = self._settings.accept_content
         # Checks once, not for every job, that the content type is accepted.
         if content_type == MSGPACK and MSGPACK in accept:
-            found: Callable[[bytes], Any] = msgpack.decode
+            decoder: Callable[[bytes], Any] = msgpack.decode
         else:
-            found = partial(decode, content_type=content_type, accept=accept)
-        self._decoders[content_type] = found
-        return found
+            decoder = partial(decode, content_type=content_type, accept=accept)
+        self._decoders[content_type] = decoder
+        return decoder
 
     def _encoder(self, content_type: str) -> Callable[[Any], bytes]:
-        found = get_encoder(content_type, self._settings.max_payload, "result")
-        self._encoders[content_type] = found
-        return found
+        encoder = get_encoder(content_type, self._settings.max_payload, "result")
+        self._encoders[content_type] = encoder
+        return encoder
+
+
+def call_on_loop(
+    loop: AbstractEventLoop, events: RunEvents, purpose: str, function: Callable[..., None], *args: Any
+) -> None:
+    """Call a function on a worker's loop soon; log the purpose as ignored if the worker has ended."""
+    try:
+        loop.call_soon_threadsafe(function, *args)
+    except RuntimeError:
+        events.ignored(purpose)
 
 
 def wrap_in_middleware(handler: Handler, layers: Layers) -> None:
     """Wrap a handler in the project's middleware; leave it unchanged if there is none."""
-    mine = layers.aexecute if handler.on_loop else layers.execute
-    if not mine:
+    middleware = layers.aexecute if handler.on_loop else layers.execute
+    if not middleware:
         return
     call = handler.call
 
     def call_handler(job: JobContext) -> Any:
         return call(run_of(job))
 
-    call_layers = through(mine, call_handler)
+    call_layers = through(middleware, call_handler)
 
     def call_with_context(run: Run) -> Any:
         return call_layers(run.context)

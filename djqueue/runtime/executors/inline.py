@@ -1,4 +1,9 @@
-"""The executor in the worker's own process: coroutines on its loop, plain functions on its threads."""
+"""The executor in the worker's own process: coroutines on its loop, plain functions on its threads.
+
+A handler that continues after its timeout cannot be stopped here. A supervised worker finishes its other
+jobs, reports the stuck ones as timed out, and ends its process, so that their threads end. Their jobs are
+retried after that. Any other worker logs them.
+"""
 
 import asyncio
 from asyncio import CancelledError
@@ -17,10 +22,16 @@ from djqueue.runtime.runs import Run, Stop
 
 from .batching import Batcher
 from .connections import DatabaseThreads
-from .execution import Execution, wrap_in_middleware
-from .overruns import OverrunWatch, apart
+from .execution import Execution, call_on_loop, wrap_in_middleware
 from .tasks import TaskExecutor
 from .threads import CallerThread, ThreadExecutor
+
+OVERRUN_PATIENCE = 5.0
+"""Seconds after its timeout in which a handler should stop."""
+OVERRUN_LOG_INTERVAL = 60.0
+"""Seconds between two log entries about a handler that does not."""
+OVERRUN_RETRY_DELAY = 8_000
+"""Minimum of milliseconds until the retry: the process ends before, even if the storage hangs."""
 
 
 class CallbackError(Exception):
@@ -33,25 +44,25 @@ class InlineExecutor:
     With a `caller`, plain functions and Django's database calls run on the caller's thread.
     """
 
-    def __init__(self, worker: WorkerContext, caller: CallerThread | None = None) -> None:
-        self._loop = worker.loop
-        self._clock = worker.clock
-        self._events = worker.events
-        self._overruns = OverrunWatch(worker)
-        execution = self._execution = Execution(worker.settings, worker.random, worker.events)
-        self._database = DatabaseThreads(worker.loop) if has_django() and caller is None else None
-        self._tasks = TaskExecutor(worker, execution, self._database)
-        self._threads = ThreadExecutor(worker, execution, adopt=self._tasks.adopt, pool=caller)
+    def __init__(self, context: WorkerContext, caller: CallerThread | None = None) -> None:
+        self._loop = context.loop
+        self._clock = context.clock
+        self._events = context.events
+        self._control = context.control
+        execution = self._execution = Execution(context.settings, context.random, context.events)
+        self._database = DatabaseThreads(context.loop) if has_django() and caller is None else None
+        self._tasks = TaskExecutor(context, execution, self._database)
+        self._threads = ThreadExecutor(context, execution, adopt=self._tasks.adopt, pool=caller)
         self._batchers: list[Batcher] = []
-        layers = layers_of(worker.settings)
-        for handler in worker.handlers.values():
-            self._prepare(handler, worker.options.concurrency)
+        layers = layers_of(context.settings)
+        for handler in context.handlers.values():
+            self._prepare(handler, context.options.concurrency)
             wrap_in_middleware(handler, layers)
 
     def start(self, run: Run) -> None:
         """Start a run, on the loop. The first step of an async handler may run before this returns."""
         if run.claimed.options.timeout is not None and run.handler.batch is None:
-            self.set_deadline(run)
+            self._set_deadline(run)
         if run.handler.on_loop:
             self._tasks.start(run)
         else:
@@ -62,11 +73,7 @@ class InlineExecutor:
         if not run.ask_to_stop(reason):
             return
         self._events.stop_requested(run)
-        try:
-            self._loop.call_soon_threadsafe(self._tasks.interrupt, run)
-        except RuntimeError:
-            # The loop has ended, and the task with it.
-            self._events.ignored("a cancel request")
+        call_on_loop(self._loop, self._events, "a cancel request", self._tasks.interrupt, run)
 
     def release_waiting(self) -> None:
         """Return the members of batches that have not been called to their queues."""
@@ -79,7 +86,10 @@ class InlineExecutor:
     def give_up(self, run: Run) -> Outcome:
         """Return the outcome of a run that has not stopped in time: timed out, or else released."""
         if run.overran:
-            return apart(self._execution.failed(run, CancelledError("did not stop after its timeout")))
+            outcome = self._execution.failed(run, CancelledError("did not stop after its timeout"))
+            if outcome.kind == "retry":
+                return outcome._replace(delay=max(outcome.delay, OVERRUN_RETRY_DELAY))
+            return outcome
         return release(run.claimed)
 
     def process_infos(self) -> tuple[ProcessInfo, ...]:
@@ -92,7 +102,7 @@ class InlineExecutor:
         if self._database is not None:
             self._database.close()
 
-    def set_deadline(self, run: Run) -> None:
+    def _set_deadline(self, run: Run) -> None:
         """Start the timeout of a run, if it has one."""
         timeout = run.claimed.options.timeout
         if timeout is not None:
@@ -103,7 +113,14 @@ class InlineExecutor:
         if handler.style is Style.CALLBACK:
             handler.call = _as_coroutine_function(handler, self._threads.call, self._events)
         elif handler.batch is not None:
-            batcher = Batcher(handler, concurrency, self, self._tasks, self._threads)
+            batcher = Batcher(
+                handler,
+                concurrency,
+                self._tasks,
+                self._threads,
+                stop=self.stop,
+                set_deadline=self._set_deadline,
+            )
             self._batchers.append(batcher)
             handler.call = batcher.join
 
@@ -111,7 +128,19 @@ class InlineExecutor:
         self.stop(run, Stop.TIMEOUT)
         if run.task is None:
             self._events.overran(run)
-        self._overruns.watch(run)
+        self._loop.call_later(OVERRUN_PATIENCE, self._check_overrun, run)
+
+    def _check_overrun(self, run: Run) -> None:
+        """End the process if a supervisor starts another one, or else log that the handler still runs."""
+        if run.outcome is not None or self._control.stopping:
+            return
+        late = run.overran_by(self._clock.monotonic()) / 1_000
+        if self._control.is_replaceable:
+            self._events.stuck(run, late)
+            self._control.recycle()
+            return
+        self._events.overrunning(run, late)
+        self._loop.call_later(OVERRUN_LOG_INTERVAL, self._check_overrun, run)
 
 
 def _as_coroutine_function(
@@ -131,11 +160,7 @@ def _as_coroutine_function(
 
         def done(error: Any = None, result: Any = None) -> None:
             """End the job with an error (an exception or text) or a result. From any thread."""
-            try:
-                loop.call_soon_threadsafe(end, error, result)
-            except RuntimeError:
-                # The worker has ended in the meantime, and its loop with it.
-                events.ignored("the result of a handler")
+            call_on_loop(loop, events, "the result of a handler", end, error, result)
 
         if handler.is_async:
             await handler.function(run.context, done)

@@ -7,18 +7,18 @@ from djqueue.core.executors import DEGRADE, INLINE, SUBPROCESS
 from djqueue.core.job import Outcome
 from djqueue.core.workers import ProcessInfo
 from djqueue.runtime.context import WorkerContext
-from djqueue.runtime.executors.inline import InlineExecutor
 from djqueue.runtime.handlers import Handler, PermissionGroup, Style
 from djqueue.runtime.outcomes import refusal
 from djqueue.runtime.reports import Reports
 from djqueue.runtime.runs import Run, Stop
 
+from .inline import InlineExecutor
 from .processes import kernel
 from .processes.executor import ProcessExecutor
-from .processes.outcomes import SAFE_CONTENT
-from .processes.sandboxing import plan_for
-from .sandbox.errors import SandboxUnavailableError
-from .sandbox.layers import enforceable
+from .processes.frames import SAFE_CONTENT
+from .processes.sandboxplan import plan_for
+from .sandbox import SandboxUnavailableError
+from .sandbox.apply import enforceable
 
 MAX_LISTED = 20
 """Maximum of processes in a worker's entry."""
@@ -35,81 +35,43 @@ def handlers_for_processes(handlers: dict[str, Handler], settings: Settings) -> 
     Raises ConfigurationError for a handler that would have to and cannot.
     """
     by_queue = [policy.executor for policy in settings.queues.values()]
-    found = []
+    fit = []
     for handler in handlers.values():
         choices = {handler.executor} if handler.executor else {*by_queue, settings.executor}
         if choices <= {None, INLINE}:
             continue
         reason = _unfit(handler)
         if reason is None:
-            found.append(handler)
+            fit.append(handler)
         elif handler.executor or settings.executor != INLINE:
             raise ConfigurationError(
                 f"job {handler.name!r} cannot run in a process of its own: {reason}. Set "
                 "executor='inline' for it"
             )
-    for handler in found:
+    for handler in fit:
         _check_permissions(handler, settings)
-    if found and (reason := kernel.missing()) is not None:
+    if fit and (reason := kernel.missing()) is not None:
         raise ConfigurationError(
-            f"job {found[0].name!r} cannot run in a process of its own: {reason}. Set the executor 'inline'"
+            f"job {fit[0].name!r} cannot run in a process of its own: {reason}. Set the executor 'inline'"
         )
-    return found
-
-
-def _check_permissions(handler: Handler, settings: Settings) -> None:
-    """Raise an error if this system cannot enforce the permissions of a handler."""
-    if handler.permissions is None:
-        return
-    permissions, unenforced = handler.permissions
-    try:
-        enforceable(permissions, unenforced if settings.sandbox == DEGRADE else ())
-    except SandboxUnavailableError as error:
-        raise SandboxUnavailableError(
-            f"job {handler.name!r} cannot run here: {error}. To run it without this guarantee, set "
-            "DJQUEUE['SANDBOX'] = 'degrade', and allow_unenforced on the job"
-        ) from error
-    try:
-        plan_for(permissions, unenforced)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"job {handler.name!r}: {error}") from error
-
-
-def _grouped(handlers: list[Handler]) -> dict[PermissionGroup | None, list[Handler]]:
-    found: dict[PermissionGroup | None, list[Handler]] = {}
-    for handler in handlers:
-        found.setdefault(handler.permissions, []).append(handler)
-    return found
-
-
-def _unfit(handler: Handler) -> str | None:
-    if handler.batch is not None:
-        return "its function takes batches"
-    if handler.style is not Style.ARGUMENTS:
-        return "only @job functions can"
-    registered = registry.find(handler.name)
-    if registered is None or registered.function is not handler.function:
-        return "it is served under a name that is not its own"
-    if handler.function.__module__ == "__main__":
-        return "its function is defined in the program itself, which processes cannot import"
-    return None
+    return fit
 
 
 class ExecutorRouter:
     """Hands each run to the executor that is chosen for it."""
 
-    def __init__(self, worker: WorkerContext, reports: Reports, handlers: list[Handler]) -> None:
-        self._settings = worker.settings
-        self._runs = worker.runs
-        self._wake_event = worker.wake_event
-        self._inline = InlineExecutor(worker)
+    def __init__(self, context: WorkerContext, reports: Reports, all_handlers: list[Handler]) -> None:
+        self._settings = context.settings
+        self._runs = context.runs
+        self._wake_event = context.wake_event
+        self._inline = InlineExecutor(context)
         self.groups: dict[PermissionGroup | None, ProcessExecutor] = {}
         """Executors of processes, by what their jobs are permitted; None for everything."""
         self._fit: dict[str, ProcessExecutor] = {}
-        for group, some in _grouped(handlers).items():
+        for group, handlers in _grouped(all_handlers).items():
             plan = None if group is None else plan_for(*group)
-            executor = self.groups[group] = ProcessExecutor(worker, reports, some, plan)
-            self._fit.update(dict.fromkeys((handler.name for handler in some), executor))
+            executor = self.groups[group] = ProcessExecutor(context, reports, handlers, plan)
+            self._fit.update(dict.fromkeys((handler.name for handler in handlers), executor))
 
     def start(self, run: Run) -> None:
         """Start a run."""
@@ -167,3 +129,41 @@ class ExecutorRouter:
         run.error = error
         if self._runs.settle(run, refusal(run.claimed, error, error.reason)):
             self._wake_event.run_ended_here()
+
+
+def _unfit(handler: Handler) -> str | None:
+    if handler.batch is not None:
+        return "its function takes batches"
+    if handler.style is not Style.ARGUMENTS:
+        return "only @job functions can"
+    registered = registry.find(handler.name)
+    if registered is None or registered.function is not handler.function:
+        return "it is served under a name that is not its own"
+    if handler.function.__module__ == "__main__":
+        return "its function is defined in the program itself, which processes cannot import"
+    return None
+
+
+def _check_permissions(handler: Handler, settings: Settings) -> None:
+    """Raise an error if this system cannot enforce the permissions of a handler."""
+    if handler.permissions is None:
+        return
+    permissions, unenforced = handler.permissions
+    try:
+        enforceable(permissions, unenforced if settings.sandbox == DEGRADE else ())
+    except SandboxUnavailableError as error:
+        raise SandboxUnavailableError(
+            f"job {handler.name!r} cannot run here: {error}. To run it without this guarantee, set "
+            "DJQUEUE['SANDBOX'] = 'degrade', and allow_unenforced on the job"
+        ) from error
+    try:
+        plan_for(permissions, unenforced)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"job {handler.name!r}: {error}") from error
+
+
+def _grouped(handlers: list[Handler]) -> dict[PermissionGroup | None, list[Handler]]:
+    groups: dict[PermissionGroup | None, list[Handler]] = {}
+    for handler in handlers:
+        groups.setdefault(handler.permissions, []).append(handler)
+    return groups

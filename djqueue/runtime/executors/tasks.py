@@ -12,7 +12,7 @@ from djqueue.runtime.context import WorkerContext
 from djqueue.runtime.runs import CURRENT, Run
 
 from .connections import DatabaseThreads, ThreadBinding
-from .execution import Execution
+from .execution import Execution, call_on_loop
 
 EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) else {}
 """Options that run a task's first step at once, where Python can. A job that never waits ends with it."""
@@ -21,11 +21,11 @@ EAGER: dict[str, Any] = {"eager_start": True} if sys.version_info >= (3, 12) els
 class TaskExecutor:
     """Runs async handlers, and awaitables that sync handlers return."""
 
-    def __init__(self, worker: WorkerContext, execution: Execution, threads: DatabaseThreads | None) -> None:
-        loop = self._loop = worker.loop
-        self._runs = worker.runs
-        self._wake_event = worker.wake_event
-        self._events = worker.events
+    def __init__(self, context: WorkerContext, execution: Execution, threads: DatabaseThreads | None) -> None:
+        loop = self._loop = context.loop
+        self._runs = context.runs
+        self._wake_event = context.wake_event
+        self._events = context.events
         self._execution = execution
         self._threads = threads
         # A task costs a third less when it is created directly, which a loop with a task factory rules out,
@@ -43,11 +43,8 @@ class TaskExecutor:
     def adopt(self, run: Run, awaitable: Awaitable[Any]) -> None:
         """Continue a run whose handler returned an awaitable, on a thread."""
         context = copy_context()
-        try:
-            self._loop.call_soon_threadsafe(self._continue, run, awaitable, context)
-        except RuntimeError:
-            # The worker has ended in the meantime, and its loop with it.
-            self._events.ignored("the result of a handler")
+        purpose = "the result of a handler"
+        call_on_loop(self._loop, self._events, purpose, self._continue, run, awaitable, context)
 
     async def call(self, function: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         """Call an async function for a batch, as an async handler is called for a run."""
@@ -89,7 +86,7 @@ class TaskExecutor:
                 binding = None if threads is None else threads.take()
                 outcome = self._execution.completed(run, await run.handler.call(run))
         except GeneratorExit:
-            # The loop discards the task, and nobody waits for its outcome.
+            # The loop discards the task, and nothing waits for its outcome.
             raise
         except BaseException as error:
             # A handler's SystemExit or KeyboardInterrupt ends its job, not the worker.

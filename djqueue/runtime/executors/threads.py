@@ -1,11 +1,9 @@
 """Sync handlers: each runs on a thread, in its own context, and Django's connections are cleaned after it."""
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import Context, copy_context
 from functools import partial
-from threading import Lock, Thread
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -16,12 +14,11 @@ from djqueue.runtime.context import WorkerContext
 from djqueue.runtime.runs import CURRENT, Run
 
 from .connections import clean_connections, close_connections
-from .execution import Execution
+from .execution import Execution, call_on_loop
+from .threadpool import ThreadPool
 
 Adopt = Callable[[Run, Awaitable[Any]], None]
 """Continues a run whose handler has returned an awaitable."""
-IDLE = 60.0
-"""Seconds after which an idle thread ends."""
 
 
 class ThreadExecutor:
@@ -29,15 +26,15 @@ class ThreadExecutor:
 
     def __init__(
         self,
-        worker: WorkerContext,
+        context: WorkerContext,
         execution: Execution,
         *,
         adopt: Adopt,
         pool: "CallerThread | None" = None,
     ) -> None:
-        self._runs = worker.runs
-        self._wake_event = worker.wake_event
-        self._events = worker.events
+        self._runs = context.runs
+        self._wake_event = context.wake_event
+        self._events = context.events
         self._execution = execution
         self._adopt = adopt
         # The thread of a caller, and its connections, remain the caller's.
@@ -45,7 +42,7 @@ class ThreadExecutor:
         # Handlers see the context of the worker's caller; their own changes stay in their copy.
         self._context: Context = copy_context()
         self._pool = pool or ThreadPool(
-            worker.options.concurrency,
+            context.options.concurrency,
             "djqueue-job",
             on_wake=self._clean if self._cleans else None,
             on_exit=close_connections if self._cleans else None,
@@ -68,11 +65,7 @@ class ThreadExecutor:
                 value = context.run(self._call, run, partial(function, *args))
             except BaseException as raised:
                 error = raised
-            try:
-                loop.call_soon_threadsafe(_resolve, future, value, error)
-            except RuntimeError:
-                # The worker has ended in the meantime, and its loop with it.
-                self._events.ignored("the result of a handler")
+            call_on_loop(loop, self._events, "the result of a handler", _resolve, future, value, error)
 
         self._pool.submit(work, None)
         return await future
@@ -148,113 +141,6 @@ class CallerThread:
 
     def close(self) -> None:
         """Do nothing: the thread belongs to the caller."""
-
-
-class ThreadPool:
-    """Runs calls on up to `limit` threads, and wakes as few of them as possible.
-
-    The pool wakes one idle thread at a time. When that thread takes a call, it wakes the next one if there
-    are more calls. While a call runs to its end without releasing the GIL, no other thread can start, so one
-    thread makes all the calls: waking a thread per job costs several times as much as a short job. A call
-    that waits for I/O lets the next thread start at once.
-    """
-
-    def __init__(
-        self,
-        limit: int,
-        name: str,
-        *,
-        on_wake: Callable[[], None] | None = None,
-        on_exit: Callable[[], None] | None = None,
-    ) -> None:
-        self._limit = limit
-        self._name = name
-        self._on_wake = on_wake
-        """Called on a thread that was idle, before its next call."""
-        self._on_exit = on_exit
-        """Called on a thread at its end."""
-        self._calls: deque[tuple[Callable[[Any], None], Any]] = deque()
-        self._lock = Lock()
-        self._idle: list[Lock] = []
-        """Locks that idle threads wait for. The pool wakes the thread that came last."""
-        self._threads = 0
-        self._waking = False
-        """Whether a thread has been woken and has not taken a call yet."""
-        self._closed = False
-
-    def submit(self, function: Callable[[Any], None], argument: Any) -> None:
-        """Call `function(argument)`, which must not raise, on a thread."""
-        self._calls.append((function, argument))
-        if not self._waking:
-            self._wake_one()
-
-    def close(self) -> None:
-        """End the threads: idle ones now, the others after their calls."""
-        with self._lock:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for gate in idle:
-            gate.release()
-
-    def _wake_one(self) -> None:
-        with self._lock:
-            if self._waking or not self._calls:
-                return
-            if self._idle:
-                self._waking = True
-                self._idle.pop().release()
-                return
-            if self._threads >= self._limit:
-                # Every thread is busy, and takes the next call when it has finished.
-                return
-            self._waking = True
-            self._threads += 1
-            number = self._threads
-        # Daemon threads, because a thread may be stuck in a handler when the process should end.
-        Thread(target=self._serve, name=f"{self._name}-{number}", daemon=True).start()
-
-    def _serve(self) -> None:
-        gate = Lock()
-        gate.acquire()
-        self._waking = False
-        try:
-            while self._take_calls() and self._wait(gate):
-                self._waking = False
-        finally:
-            with self._lock:
-                self._threads -= 1
-            if self._on_exit is not None:
-                self._on_exit()
-
-    def _take_calls(self) -> bool:
-        calls = self._calls
-        while True:
-            try:
-                function, argument = calls.popleft()
-            except IndexError:
-                return True
-            if calls and not self._waking:
-                self._wake_one()
-            function(argument)
-
-    def _wait(self, gate: Lock) -> bool:
-        """Wait to be woken; return False if the thread should end."""
-        with self._lock:
-            if self._calls:
-                return True
-            if self._closed:
-                return False
-            self._idle.append(gate)
-        if not gate.acquire(timeout=IDLE):
-            with self._lock:
-                if gate in self._idle:
-                    self._idle.remove(gate)
-                    return False
-            # The thread was woken at the moment of its timeout.
-            gate.acquire()
-        if self._on_wake is not None and self._calls:
-            self._on_wake()
-        return bool(self._calls) or not self._closed
 
 
 def _resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:

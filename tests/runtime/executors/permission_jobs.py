@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from djqueue import Permissions, Queue, chain, current_job, job
 from djqueue.client import get_storage
 from djqueue.runtime.executors.processes import frames
-from djqueue.runtime.executors.processes.batches import frames_of
+from djqueue.runtime.executors.processes.enqueueing import frames_of
 from djqueue.signals import job_enqueued
 
 AT_IMPORT = {}

@@ -13,7 +13,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.test.utils import override_settings
 
 from djqueue.runtime.executors import connections as module
-from djqueue.runtime.executors import threads as pool
+from djqueue.runtime.executors import threadpool as pool
 from tests.runtime.running import HANDLER, messages, new_threads, record, work_off, working
 from tests.support import PATIENCE, aeventually
 

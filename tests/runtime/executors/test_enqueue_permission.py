@@ -9,9 +9,9 @@ from djqueue.core.options import JobOptions
 from djqueue.core.permissions import NOTHING
 from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
-from djqueue.runtime.executors.processes import batches as requests
+from djqueue.runtime.executors.processes import enqueueing as requests
 from djqueue.runtime.executors.processes import frames
-from djqueue.runtime.executors.sandbox import layers
+from djqueue.runtime.executors.sandbox import apply
 from djqueue.runtime.runs import Stop
 from djqueue.signals import job_enqueued
 from tests.runtime.executors import permission_jobs as jobs
@@ -21,7 +21,7 @@ from tests.support import aeventually
 
 __all__ = ["plain_settings", "site_of"]
 pytestmark = pytest.mark.skipif(
-    bool(layers.missing_layers(NOTHING)), reason="this kernel cannot enforce permissions"
+    bool(apply.missing_layers(NOTHING)), reason="this kernel cannot enforce permissions"
 )
 
 

@@ -11,16 +11,15 @@ from djqueue import ConfigurationError, OptionError, Permissions, Worker, job
 from djqueue.client import JobType
 from djqueue.core.permissions import NOTHING
 from djqueue.core.states import State
-from djqueue.runtime.executors.processes import templatekeeper
-from djqueue.runtime.executors.sandbox import landlock, layers
-from djqueue.runtime.executors.sandbox.errors import SandboxUnavailableError
+from djqueue.runtime.executors.processes import template
+from djqueue.runtime.executors.sandbox import SandboxUnavailableError, apply, landlock
 from djqueue.runtime.runs import Stop
 from tests.runtime.executors import permission_jobs as jobs
 from tests.runtime.executors.test_processes import Site, decoded
 from tests.support import aeventually
 
 pytestmark = pytest.mark.skipif(
-    bool(layers.missing_layers(NOTHING)), reason="this kernel cannot enforce permissions"
+    bool(apply.missing_layers(NOTHING)), reason="this kernel cannot enforce permissions"
 )
 HANDLERS = {value.name: value for value in vars(jobs).values() if isinstance(value, JobType)}
 
@@ -158,7 +157,7 @@ async def test_listed_hosts_are_reachable_and_denied_hosts_are_logged(site_of, s
 
 async def test_host_names_are_resolved_by_the_broker_of_the_own_template(site_of, server, monkeypatch):
     """Also after another template has replaced it: only that broker makes the connection."""
-    monkeypatch.setattr(templatekeeper, "SLOW_FORK", 0.2)
+    monkeypatch.setattr(template, "SLOW_FORK", 0.2)
     async with site_of(jobs.connects_when_told, jobs.connects_to_localhost) as site:
         [group] = site.worker.executor.groups.values()
         waiting = site.enqueue(jobs.connects_when_told, "localhost", server)

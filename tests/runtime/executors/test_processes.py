@@ -15,7 +15,8 @@ from djqueue.client import JobType
 from djqueue.conf import get_settings
 from djqueue.core.job import ItemMark, JobRecord
 from djqueue.core.states import State
-from djqueue.runtime.executors.processes import executor, frames, jobprocess, kernel, templatekeeper
+from djqueue.runtime.executors.processes import frames, jobprocess, kernel
+from djqueue.runtime.executors.processes import template as templates
 from djqueue.runtime.runs import Stop
 from tests.runtime.executors import process_jobs as jobs
 from tests.runtime.storages import RecordingStorage
@@ -604,7 +605,7 @@ async def test_hundred_isolated_jobs_complete(site):
 
 
 async def test_hanging_template_process_is_replaced(site, monkeypatch):
-    monkeypatch.setattr(templatekeeper, "SLOW_FORK", 1.0)
+    monkeypatch.setattr(templates, "SLOW_FORK", 1.0)
     await site.result(jobs.add, 1, 1)
     template = site.worker.executor.groups[None].templates.template
     os.kill(template.pid, signal.SIGSTOP)
@@ -630,7 +631,7 @@ async def test_too_many_open_files_delay_new_jobs_and_keep_running_ones(site, mo
         raise OSError(errno.EMFILE, "Too many open files")
 
     with monkeypatch.context() as patched:
-        patched.setattr(templatekeeper.Template, "fork", full)
+        patched.setattr(templates.Template, "fork", full)
         waiting = site.enqueue(jobs.add, 1, 1)
         await site.reached(waiting, State.DELAYED)
 
@@ -701,13 +702,13 @@ async def test_stop_before_the_start_of_a_job_cancels_it(site):
 async def test_processes_that_fail_to_start_leave_no_children(site, monkeypatch):
     await site.result(jobs.add, 1, 1)
     group = site.worker.executor.groups[None]
-    fork = templatekeeper.Template.fork
+    fork = templates.Template.fork
 
     def broken(template, request):
         return fork(template, request._replace(files="many"))
 
     with monkeypatch.context() as patched:
-        patched.setattr(templatekeeper.Template, "fork", broken)
+        patched.setattr(templates.Template, "fork", broken)
         result = site.enqueue(jobs.pid)
         await site.reached(result, State.DELAYED)
     await site.ended(result)
@@ -724,7 +725,7 @@ async def test_error_while_handling_a_process_exit_fails_its_job(site, monkeypat
     def broken(_):
         raise OverflowError("no such status")
 
-    monkeypatch.setattr(executor, "ending", broken)
+    monkeypatch.setattr(jobprocess.JobProcess, "ending", broken)
 
     assert (await site.failure(jobs.leaves_at_once))[1] == "OverflowError"
 

@@ -4,8 +4,8 @@ import sys
 import threading
 import weakref
 
-from djqueue.runtime.executors import threads as pool_module
-from djqueue.runtime.executors.threads import ThreadPool
+from djqueue.runtime.executors import threadpool as pool_module
+from djqueue.runtime.executors.threadpool import ThreadPool
 from tests.support import PATIENCE, eventually
 
 

@@ -1,4 +1,8 @@
-"""The process of a job: runs one job after another for its worker, and reports to it over a socket."""
+"""The process of a job: runs one job after another for its worker, and reports to it over a socket.
+
+In a sandbox, the process has neither a name server nor a storage of its own: it resolves names and enqueues
+jobs through the worker.
+"""
 
 import _thread
 import asyncio
@@ -9,13 +13,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from random import Random
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from djqueue.client import registry
 from djqueue.client.storages import use_storage
@@ -23,23 +27,42 @@ from djqueue.codecs import MSGPACK, get_encoder
 from djqueue.conf import Settings, get_settings, has_django
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import JobInterrupted
-from djqueue.core.job import Claimed, Outcome
+from djqueue.core.job import (
+    Batch,
+    Claimed,
+    ClaimRequest,
+    Emission,
+    EnqueueResult,
+    Finished,
+    Lease,
+    Outcome,
+    ProgressReport,
+    Renewal,
+    Swept,
+)
 from djqueue.middleware import layers_of
 from djqueue.runtime.dependencies import Child, Records, children
 from djqueue.runtime.emitting import ItemEncoder
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.executors.connections import DatabaseThreads, clean_connections
 from djqueue.runtime.executors.execution import Execution, wrap_in_middleware
-from djqueue.runtime.executors.sandbox.names import use_supervisor
+from djqueue.runtime.executors.sandbox.addresses import use_supervisor
 from djqueue.runtime.exits import ignore, leave, let_forks_end
 from djqueue.runtime.handlers import Handler, handler_of
 from djqueue.runtime.reports import MAX_LINE
 from djqueue.runtime.runs import CURRENT, ItemSink, Run, Stop
 from djqueue.storage import wire
+from djqueue.storage.base import P, Storage, T, Unsubscribe
+from djqueue.storage.capabilities import Capabilities
 
 from . import frames
-from .links import BEGIN, HELLO
-from .linkstorage import LinkStorage
+from .enqueueing import frames_of, read_answer, requests_of
+from .frames import BEGIN, HELLO
+
+if TYPE_CHECKING:
+    from djqueue.storage.facets import Events, Jobs, Limiters, Queues, Workers
+    from djqueue.storage.reads import Reads
+    from djqueue.storage.snapshots import Snapshots
 
 LEFT = 1.0
 """Seconds that tasks which a job has left behind have to end."""
@@ -92,9 +115,9 @@ class WorkerLink:
 
         Raises PermissionError or socket.gaierror.
         """
-        _, found, number, text = self.ask(frames.RESOLVE, name, port)
-        if found is not None:
-            return [(family, address) for family, address in found]
+        _, addresses, number, text = self.ask(frames.RESOLVE, name, port)
+        if addresses is not None:
+            return [(family, address) for family, address in addresses]
         raise PermissionError(errno.EACCES, text) if number == errno.EACCES else socket.gaierror(number, text)
 
     def receive(self) -> list[Any] | None:
@@ -188,8 +211,8 @@ class LinkReports:
         """Read the jobs that a job depends on, through the worker."""
         keys = run.claimed.options.depends_on
         answer = self._link.ask(frames.READ)
-        found: Records = wire.unpack(answer[1])
-        return children(keys, found)
+        records: Records = wire.unpack(answer[1])
+        return children(keys, records)
 
     async def achildren(self, run: Run) -> list[Child]:
         """Async version of `children`. The loop waits: it runs nothing but this job."""
@@ -350,7 +373,7 @@ class JobServer:
 
     def _on_ask(self, stop: Stop) -> Callable[[int, FrameType | None], None]:
         def on_signal(_: int, __: FrameType | None) -> None:
-            # The process ends after this job, so a signal that comes too late asks nobody else to stop.
+            # The process ends after this job, so a signal that comes too late stops no other job.
             self._stop = max(self._stop, stop)
             if self._run is not None:
                 # Events have locks, which the main thread may hold at this moment.
@@ -368,7 +391,7 @@ class JobServer:
                 return  # The job has ended.
 
     def _on_terminate(self, _: int, __: FrameType | None) -> None:
-        # A signal that nobody asked for was meant for the worker.
+        # A signal without a request to stop was meant for the worker.
         if not self._stop or self._run is None:
             return
         loop, task = self._loop, self._run.task
@@ -377,6 +400,83 @@ class JobServer:
             loop.call_soon_threadsafe(task.cancel)
         else:
             self._link.interrupt()
+
+
+class LinkStorage(Storage):
+    """The storage that handlers get in a process with permissions.
+
+    max_payload: Maximum bytes of a job's payload.
+    pid: Id of the process that the worker talks to; processes forked from it share its socket.
+    """
+
+    jobs: "Jobs"
+    queues: "Queues"
+    limiters: "Limiters"
+    workers: "Workers"
+    reads: "Reads"
+    events: "Events"
+    snapshots: "Snapshots"
+
+    capabilities = Capabilities(relayed=True)
+
+    def __init__(self, link: WorkerLink, max_payload: int, pid: int) -> None:
+        self._link = link
+        self._max_payload = max_payload
+        self._pid = pid
+        for facet in ("jobs", "queues", "limiters", "workers", "reads", "events", "snapshots"):
+            setattr(self, facet, RefusingFacet(facet))
+
+    def describe(self) -> str:
+        return "the worker, for a job with permissions"
+
+    async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        # A thread would outlive the job, and every method either refuses or only waits for the worker.
+        return method(*args, **kwargs)
+
+    def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+        if os.getpid() != self._pid:
+            raise PermissionError(
+                errno.EACCES, "a process that a job with permissions has started cannot enqueue jobs"
+            )
+        results: list[EnqueueResult] = []
+        for request in requests_of(batches, self._max_payload) if batches else ():
+            _, code, text, answers = self._link.request(frames_of(request))
+            results += read_answer(code, text, answers)
+        return results
+
+    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        _refuse("finish")
+
+    def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
+        _refuse("renew")
+
+    def report(self, reports: Sequence[ProgressReport]) -> Sequence[bool | None]:
+        _refuse("report")
+
+    def emit(self, emissions: Sequence[Emission]) -> Sequence[bool | None]:
+        _refuse("emit")
+
+    def listen(self, queues: Iterable[str] | None, wake: Callable[[], None]) -> Unsubscribe:
+        _refuse("listen")
+
+    def sweep(self) -> Swept:
+        _refuse("sweep")
+
+
+class RefusingFacet:
+    """A facet of the storage whose operations all raise PermissionError."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, operation: str) -> Any:
+        if operation.startswith("__"):
+            raise AttributeError(operation)
+
+        def refuse(*_: object, **__: object) -> NoReturn:
+            _refuse(f"{self._name}.{operation}")
+
+        return refuse
 
 
 async def _until_done(tasks: set[Any]) -> None:
@@ -390,3 +490,11 @@ def _reap() -> None:
             pass
     except ChildProcessError:
         return
+
+
+def _refuse(operation: str) -> NoReturn:
+    raise PermissionError(
+        errno.EACCES,
+        f"the permissions of this job do not include {operation}: a job with permissions can enqueue jobs, "
+        "but not wait for them, read them or change them. See Permissions(enqueue=...)",
+    )

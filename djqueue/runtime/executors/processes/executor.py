@@ -1,31 +1,27 @@
 """The executor of jobs in processes of their own: pools by job name, limits, and the end of processes."""
 
 import asyncio
-import errno
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from djqueue.core.executors import limits_of
 from djqueue.core.job import EnqueueResult, Outcome
 from djqueue.runtime.context import WorkerContext
 from djqueue.runtime.dependencies import Records, aread
 from djqueue.runtime.emitting import RunItems
-from djqueue.runtime.executors.execution import Execution
-from djqueue.runtime.executors.sandbox.supervise import DeniedAccess
+from djqueue.runtime.executors.execution import Execution, call_on_loop
+from djqueue.runtime.executors.sandbox.broker import DeniedAccess
 from djqueue.runtime.handlers import Handler
-from djqueue.runtime.outcomes import failure, next_delay, release
+from djqueue.runtime.outcomes import release
 from djqueue.runtime.reports import Reports
 from djqueue.runtime.runs import Run, Stop
 
 from . import kernel
-from .endings import ending
 from .enqueueing import JobEnqueuer
 from .jobprocess import JobProcess
-from .output import inert
-from .sandboxing import SandboxPlan
-from .templatekeeper import FIRST_RETRY, TemplateKeeper
+from .sandboxplan import SandboxPlan
+from .template import FIRST_RETRY, TemplateKeeper
 
 TICK = 0.05
 """Seconds between two checks of memory."""
@@ -37,10 +33,6 @@ AT_ONCE = 4
 """Processes that may be starting at once. The template forks one at a time."""
 ENDING = 1.0
 """Seconds for which the end of a worker waits for the end of the processes that it has killed."""
-MAX_TARGET = 300
-"""Maximum of characters of a host in the log."""
-MAX_DENIED = 20
-"""Maximum of log lines about denied accesses of one job."""
 MAX_RESTARTS = 3
 """Maximum of processes that may end before they have begun a run; the next one counts as an attempt."""
 
@@ -49,24 +41,19 @@ class ProcessExecutor:
     """Runs jobs in processes forked from one template. All methods but `stop` are called on the loop."""
 
     def __init__(
-        self,
-        worker: WorkerContext,
-        reports: Reports,
-        handlers: Iterable[Handler],
-        plan: SandboxPlan | None = None,
+        self, context: WorkerContext, reports: Reports, handlers: Iterable[Handler], plan: SandboxPlan | None
     ) -> None:
-        self._loop = worker.loop
-        self._clock = worker.clock
-        self._random = worker.random
-        self._runs = worker.runs
-        self._events = worker.events
-        self._wake_event = worker.wake_event
-        self._storage = worker.storage
-        self._settings = worker.settings
-        self._concurrency = worker.options.concurrency
-        self._execution = Execution(worker.settings, worker.random, worker.events)
+        self._loop = context.loop
+        self._clock = context.clock
+        self._runs = context.runs
+        self.events = context.events
+        self._wake_event = context.wake_event
+        self._storage = context.storage
+        self._settings = context.settings
+        self._concurrency = context.options.concurrency
+        self._execution = Execution(context.settings, context.random, context.events)
         self._plan = plan
-        self._names = ThreadPoolExecutor(NAME_THREADS, thread_name_prefix="djqueue-names")
+        self.names = ThreadPoolExecutor(NAME_THREADS, thread_name_prefix="djqueue-names")
         self._waiting: dict[str, deque[Run]] = {}
         """Runs that wait for a process, by job name."""
         self._fresh: set[Run] = set()
@@ -81,14 +68,16 @@ class ProcessExecutor:
         self._ticker: asyncio.TimerHandle | None = None
         self._idler: asyncio.TimerHandle | None = None
         """Ends processes that have been idle for long."""
-        self._enqueuer = None if plan is None else JobEnqueuer(worker, plan.permissions)
+        self._enqueuer = (
+            None if plan is None else JobEnqueuer(self._storage, self._settings, plan.permissions)
+        )
         self._reports = reports
-        self.templates = TemplateKeeper(worker, self, handlers, plan)
+        self.templates = TemplateKeeper(self, self.events, handlers, plan)
 
     @property
     def processes(self) -> list[JobProcess]:
         """The running processes."""
-        # A copy in one step: the heartbeat, on its own thread, asks for it, too.
+        # A copy in one step: the heartbeat reads it, too, on its own thread.
         return [process for process in list(self._processes) if process.pid]
 
     def start(self, run: Run, *, fresh: bool) -> None:
@@ -111,11 +100,8 @@ class ProcessExecutor:
         """Ask a run to stop, then interrupt it, then kill its process. From any thread."""
         if not run.ask_to_stop(reason):
             return
-        self._events.stop_requested(run)
-        try:
-            self._loop.call_soon_threadsafe(self._stop, run)
-        except RuntimeError:
-            self._events.ignored("a cancel request")
+        self.events.stop_requested(run)
+        call_on_loop(self._loop, self.events, "a cancel request", self._stop, run)
 
     def release_waiting(self, delay: int = 0) -> None:
         """Return the jobs that wait for a process to their queues, for some milliseconds at least."""
@@ -134,7 +120,7 @@ class ProcessExecutor:
         for timer in (self._ticker, self._idler):
             if timer is not None:
                 timer.cancel()
-        self._names.shutdown(wait=False, cancel_futures=True)
+        self.names.shutdown(wait=False, cancel_futures=True)
         self.templates.stop()
         until = self._loop.time() + ENDING
         for process in list(self._processes):
@@ -185,7 +171,7 @@ class ProcessExecutor:
             process.report_output(run)
         except Exception as error:
             # The run must end, whatever could not be read or described.
-            outcome = failure(run.claimed, error, "worker_crashed", partial(self._delay, run))
+            outcome = self._execution.crashed(run, error, "worker_crashed")
         self._settle(run, outcome)
 
     async def records(self, run: Run) -> Records:
@@ -193,12 +179,12 @@ class ProcessExecutor:
 
         Without their payloads and logs if the process has permissions: their results are meant for it.
         """
-        found = await aread(self._storage, run.claimed.options.depends_on)
+        records = await aread(self._storage, run.claimed.options.depends_on)
         if self._plan is None:
-            return found
+            return records
         return [
             None if record is None else record._replace(payload=b"", logs=(), progress=None, history=())
-            for record in found
+            for record in records
         ]
 
     @property
@@ -215,28 +201,11 @@ class ProcessExecutor:
         """Begin the stream of a run that yields items."""
         return self._reports.open(run)
 
-    async def resolve(self, process: JobProcess, name: str, port: int | None) -> list[tuple[int, str]]:
-        """Return the addresses of a name that the permissions list. Raises OSError."""
-        # The broker of its own template, which also makes its connections.
-        broker = process.template.broker
-        if broker is None:
-            raise PermissionError(errno.EACCES, "the permissions of the job list no hosts")
-        # A slow name server must not hold up the threads that the storage uses.
-        return await self._loop.run_in_executor(self._names, broker.resolve, name, port)
-
     def on_denied(self, denied: DeniedAccess) -> None:
         """Note a connection that was denied to one of the processes."""
         for process in self.processes:
             if process.pid == denied.pid:
-                self.note_denied(process, denied.target)
-
-    def note_denied(self, process: JobProcess, target: str) -> None:
-        """Add a denied access to the log of the process's job."""
-        run = process.run
-        if run is not None and process.denied < MAX_DENIED:
-            process.denied += 1
-            run.reports.log(run, f"Denied access: {inert(target)[:MAX_TARGET]}")
-            self._events.denied(run, inert(target)[:MAX_TARGET])
+                process.note_denied(denied.target)
 
     # Starting processes.
 
@@ -263,7 +232,7 @@ class ProcessExecutor:
         """End the process that has been idle longest if there are more processes than slots."""
         if len(self._processes) < self._concurrency:
             return
-        idle = [process for some in self._idle.values() for process in some]
+        idle = [process for processes in self._idle.values() for process in processes]
         if idle:
             oldest = min(idle, key=lambda process: process.idle_since)
             self._idle[oldest.name].remove(oldest)
@@ -330,17 +299,16 @@ class ProcessExecutor:
         if self._runs.settle(run, outcome):
             self._wake_event.run_ended_here()
         else:
-            self._events.ignored("the result of a handler")
+            self.events.ignored("the result of a handler")
 
     def _end(self, process: JobProcess) -> None:
-        for pid in kernel.descendants(process.pid):
-            kernel.kill(pid)
+        kernel.kill_descendants(process.pid)
         process.kill("done")
 
     def _restart(self, run: Run, process: JobProcess) -> bool:
         """Give a run that its process had not begun to another one; return False if it may have begun.
 
-        Such a run uses no attempt. A limit keeps a job from going on like this for ever.
+        Such a run uses no attempt. `MAX_RESTARTS` limits how often this happens.
         """
         restarts = self._restarts.get(run, 0)
         if process.killed_for or process.has_begun or run.stop or restarts >= MAX_RESTARTS:
@@ -355,17 +323,13 @@ class ProcessExecutor:
         """Return the outcome of a run whose process has ended without one."""
         if process.killed_for == "shutdown":
             return release(run.claimed)
-        error, reason = ending(process)
+        error, reason = process.ending()
         if text := process.last_output():
             error.add_note(f"The last output of the job:\n{text}")
         run.error = error
         if run.stop in (Stop.SHUTDOWN, Stop.TIMEOUT, Stop.REQUESTED) and reason == "worker_crashed":
             return self._execution.failed(run, error)
-        return failure(run.claimed, error, reason, partial(self._delay, run))
-
-    def _delay(self, run: Run, error: BaseException) -> int:
-        on_bad = partial(self._events.backoff_failed, run)
-        return next_delay(run.claimed, run.handler, error, self._random, on_bad)
+        return self._execution.crashed(run, error, reason)
 
     def _release_waiting_for(self, name: str) -> None:
         """Return a run to its queue whose process could not be started."""

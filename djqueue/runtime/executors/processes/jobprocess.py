@@ -1,31 +1,54 @@
 """The worker's view of one process that runs jobs: what it sends, what it uses, how it ends."""
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
 
+from djqueue.core.errors import JobError, JobMemoryLimitError, JobTimeoutError, WorkerCrashedError
 from djqueue.core.executors import ISOLATED, SUBPROCESS, JobLimits
+from djqueue.core.job import Outcome
 from djqueue.core.workers import ProcessInfo
+from djqueue.runtime.events import RunEvents
 from djqueue.runtime.runs import Run, Stop
 from djqueue.storage import wire
 
 from . import frames, kernel
 from .child import ASK
-from .links import BEGIN, CHUNK, MOST_BYTES, ProcessLink
-from .messages import JobMessages
-from .outcomes import read_outcome
-from .output import JobOutput
-from .owners import ProcessOwner
-from .templatekeeper import Forked
+from .frames import BEGIN, CHUNK, MAX_BYTES, FrameError, ProcessLink
+from .messages import JobMessages, JobOutput, RequestHandler, inert, read_outcome
+from .template import Forked
 
 REAPING = 5.0
 """Seconds that the template has to tell how a process has ended."""
 ENDING = 1_000
 """Milliseconds that a process has to end after its socket has ended."""
+MAX_TARGET = 300
+"""Maximum of characters of a host in the log."""
+MAX_DENIED = 20
+"""Maximum of log lines about denied accesses of one job."""
 HURRY = 1_000
 """Milliseconds between the steps that end a job whose worker stops, or whose lease is lost."""
+
+
+class ProcessOwner(RequestHandler, Protocol):
+    """The executor of some processes, which learns what happens to them, and answers them."""
+
+    events: RunEvents
+    names: ThreadPoolExecutor
+    """Threads that resolve host names."""
+
+    def on_ready(self, process: "JobProcess") -> None:
+        """Note that a process has started, or has ended its job, and waits for one."""
+
+    def on_outcome(self, process: "JobProcess", run: Run, outcome: Outcome) -> None:
+        """Note that a process has ended a job."""
+
+    def on_ended(self, process: "JobProcess") -> None:
+        """Note that a process has ended, perhaps with its job."""
 
 
 class JobProcess:
@@ -44,12 +67,10 @@ class JobProcess:
         self.limits = limits
         self.template = forked.template
         self.pid = 0
-        """Process id, as the kernel tells it; 0 until the process is ready."""
+        """Process id, as the kernel reports it; 0 until the process is ready."""
         self.run: Run | None = None
         self.started = 0
         """Number of jobs that it has been given."""
-        self.peak = 0
-        """Bytes of the most memory seen during the current job."""
         self.is_retired = False
         """Whether it runs no further job."""
         self.is_fresh = False
@@ -58,16 +79,18 @@ class JobProcess:
         """Number of the request that forked it."""
         self.directory = forked.directory
         """Temporary directory of its own; empty for none."""
-        self.denied = 0
-        """Number of accesses denied to the current job."""
         self.killed_for = ""
         """Why the worker killed it."""
         self.begun = self._loop.time()
         self.idle_since = 0.0
-        self.status = -1
-        """Status of `waitpid`, when it has ended; -1: unknown."""
         self.has_ended = False
         self._owner = owner
+        self._peak = 0
+        """Bytes of the most memory seen during the current job."""
+        self._denied = 0
+        """Number of accesses denied to the current job."""
+        self._status = -1
+        """Status of `waitpid`, when it has ended; -1: unknown."""
         self._output = forked.output
         self._pidfd = -1
         self._used_before = 0.0
@@ -93,7 +116,7 @@ class JobProcess:
         """Give it a job. `deadline`: UTC milliseconds."""
         self.run = run
         self.started += 1
-        self.peak = self.denied = 0
+        self._peak = self._denied = 0
         self._was_heard = False
         self._messages.begin()
         limits = self.limits
@@ -116,7 +139,7 @@ class JobProcess:
         if self.limits.memory is None:
             return
         used = kernel.memory_of_all(self.pid, self.limits.memory)
-        self.peak = max(self.peak, used)
+        self._peak = max(self._peak, used)
         if used > self.limits.memory:
             self.kill("memory")
 
@@ -141,9 +164,8 @@ class JobProcess:
             return
         self.killed_for = self.killed_for or why
         if self._pidfd >= 0:
-            # First the programs that it has started: without it, nobody could tell whose they were.
-            for pid in kernel.descendants(self.pid):
-                kernel.kill(pid)
+            # First the programs that it has started: without it, it would be unknown whose they were.
+            kernel.kill_descendants(self.pid)
             self._signal(signal.SIGKILL)
 
     def is_clean(self) -> bool:
@@ -200,6 +222,25 @@ class JobProcess:
             os.close(self._children)
         self._output = self._pidfd = self._children = -1
 
+    def ending(self) -> tuple[JobError, str]:
+        """Return the error of its job, which has ended with it, and the reason of the job's dead letter."""
+        limits, killed = self.limits, self.killed_for
+        if killed == "memory" and limits.memory is not None:
+            used, limit = (f"{size / 2**20:,.0f} MiB" for size in (self._peak, limits.memory))
+            return JobMemoryLimitError(f"used {used} of memory; its limit is {limit}"), "memory_limit"
+        if killed == "cpu" and limits.cpu is not None:
+            seconds = limits.cpu / 1_000
+            return JobTimeoutError(f"used more than its limit of {seconds:g} s of processor time"), "timeout"
+        if killed.startswith("storage"):
+            text = f"its process could not read from the storage ({killed[9:]})"
+        elif killed.startswith("violation"):
+            text = f"its process broke the protocol and was killed: {killed[11:]}"
+        elif killed:
+            text = "its process did not stop in time and was killed"
+        else:
+            text = f"its process {_described(self._status)}"
+        return WorkerCrashedError(text), "worker_crashed"
+
     # Starting.
 
     def abandon(self) -> None:
@@ -234,7 +275,7 @@ class JobProcess:
         """Take a message of the current job. Raises FrameError for any other."""
         run = self.run
         if run is None:
-            raise frames.FrameError("it sent a message without having a job")
+            raise FrameError("it sent a message without having a job")
         self._was_heard = True
         if kind == frames.RESULT:
             self._take_result(run, *values)
@@ -246,13 +287,31 @@ class JobProcess:
         self.kill(f"violation: {error}")
 
     def on_link_end(self) -> None:
-        """Kill the process soon: it is ending, which its descriptor tells, or has only closed its socket."""
+        """Kill the process soon: it is ending, as its descriptor reports, or has only closed its socket."""
         self._after(ENDING, lambda: self.kill("violation: it closed its socket"))
+
+    async def resolve(self, name: str, port: int | None) -> list[tuple[int, str]]:
+        """Return the addresses of a name that the permissions list. Raises OSError."""
+        # The broker of its own template, which also makes its connections.
+        broker = self.template.broker
+        if broker is None:
+            raise PermissionError(errno.EACCES, "the permissions of the job list no hosts")
+        # A slow name server must not hold up the threads that the storage uses.
+        return await self._loop.run_in_executor(self._owner.names, broker.resolve, name, port)
+
+    def note_denied(self, target: str) -> None:
+        """Add an access that the permissions do not allow to the log of the current job."""
+        run = self.run
+        if run is not None and self._denied < MAX_DENIED:
+            self._denied += 1
+            text = inert(target)[:MAX_TARGET]
+            run.reports.log(run, f"Denied access: {text}")
+            self._owner.events.denied(run, text)
 
     def _take_result(self, run: Run, *values: Any) -> None:
         number, *sent = values or (0,)
         if number != self.started:
-            raise frames.FrameError("it sent the outcome of another job")
+            raise FrameError("it sent the outcome of another job")
         outcome = read_outcome(run, self._largest_result, *sent)
         self.run = None
         self._cancel_step()
@@ -263,7 +322,7 @@ class JobProcess:
         self._owner.on_outcome(self, run, outcome)
 
     def _read_output(self) -> None:
-        left = MOST_BYTES
+        left = MAX_BYTES
         while self._output >= 0 and left > 0:
             try:
                 data = os.read(self._output, CHUNK)
@@ -280,8 +339,7 @@ class JobProcess:
     # Ending.
 
     def _interrupt(self, grace: int) -> None:
-        for pid in kernel.descendants(self.pid):
-            kernel.terminate(pid)
+        kernel.kill_descendants(self.pid, signal.SIGTERM)
         self._signal(signal.SIGTERM)
         self._messages.interrupt()
         self._after(grace, lambda: self.kill("stop"))
@@ -313,13 +371,28 @@ class JobProcess:
             self._link.read_rest()
         try:
             async with asyncio.timeout(REAPING):
-                self.status = await self.template.status(self.pid)
+                self._status = await self.template.status(self.pid)
         except Exception:
-            # The template is stuck or closed, and nobody knows how the process has ended.
-            self.status = -1
+            # The template is stuck or closed: it is unknown how the process has ended.
+            self._status = -1
         self.has_ended = True
         try:
             self._read_output()
             self._owner.on_ended(self)
         finally:
             self.close()
+
+
+def _described(status: int) -> str:
+    """Return how a process ended, from a status of `waitpid`, as the end of a sentence."""
+    if status < 0:
+        return "ended together with the template process that it was forked from"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = f"signal {number}"
+        ran_out = "; the system may have run out of memory" if number == signal.SIGKILL else ""
+        return f"was killed by {name}{ran_out}"
+    return f"ended with exit code {os.waitstatus_to_exitcode(status)} before the job had ended"

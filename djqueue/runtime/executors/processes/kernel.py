@@ -1,19 +1,19 @@
-"""Linux's view of processes: their descendants, memory and processor time, and the prctl calls."""
+"""Linux's view of processes: their descendants, memory, processor time and limits."""
 
-import ctypes
 import os
 import resource
 import select
 import signal
 import sys
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+
+from djqueue.runtime.executors.sandbox.syscalls import prctl
 
 PR_SET_CHILD_SUBREAPER = 36
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-MOST = 256
+MAX_DESCENDANTS = 256
 """Maximum of descendants of a process that are looked at."""
 
 
@@ -33,52 +33,44 @@ def missing() -> str | None:
 
 def adopt_orphans() -> None:
     """Become the parent of all descendants whose own parent ends (PR_SET_CHILD_SUBREAPER of prctl(2))."""
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children(pid: int) -> list[int]:
     """Return the children of a process; none if it has ended."""
-    found: list[int] = []
+    pids: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
-            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+            pids += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
     except OSError:
         # A thread, or the process, ended in the meantime.
-        return found
-    return found
+        return pids
+    return pids
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the descendants of a process, parents first; at most `MOST`."""
-    return list(_walk(pid))
+    """Return the descendants of a process, parents first; at most `MAX_DESCENDANTS`."""
+    pids: list[int] = []
+    left = [pid]
+    while left and len(pids) < MAX_DESCENDANTS:
+        direct = children(left.pop())
+        pids += direct
+        left += direct
+    return pids[:MAX_DESCENDANTS]
 
 
-def _walk(pid: int) -> Iterator[int]:
-    left, count = [pid], 0
-    while left:
-        for child in children(left.pop()):
-            yield child
-            left.append(child)
-            count += 1
-            if count == MOST:
-                return
-
-
-def kill(pid: int) -> None:
-    """Kill a process that may already have ended, or have become another user's."""
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to a process that may already have ended, or have become another user's."""
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         return
 
 
-def terminate(pid: int) -> None:
-    """Send SIGTERM to a process that may already have ended, or have become another user's."""
-    try:
-        os.kill(pid, signal.SIGTERM)
-    except (ProcessLookupError, PermissionError):
-        return
+def kill_descendants(pid: int, number: int = signal.SIGKILL) -> None:
+    """Send a signal to the descendants of a process."""
+    for descendant in descendants(pid):
+        kill(descendant, number)
 
 
 def memory(pid: int) -> int:
@@ -97,7 +89,7 @@ def proportional_memory(pid: int) -> int:
             if line.startswith("Pss:"):
                 return int(line.split()[1]) * 1_024
     except (OSError, ValueError):
-        # It has ended, or the system does not tell.
+        # It has ended, or the system does not provide this.
         return memory(pid)
     return memory(pid)
 
@@ -138,5 +130,5 @@ def limit_self(*, memory: int | None, files: int | None, file_size: int | None) 
     ):
         if value is not None:
             hard = resource.getrlimit(number)[1]
-            most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(number, (most, most))
+            limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(number, (limit, limit))

@@ -1,243 +1,504 @@
-"""The program from which the processes of jobs are forked: it has imported the handlers, and opens nothing.
+"""The worker's side of its template process: start it, fork processes from it, replace it when it fails.
 
-A worker starts it as a new program, so that it inherits no thread, connection or lock of the worker. Forking
-it takes a few milliseconds, where starting Python and Django takes hundreds.
+The program of that process is in `templatemain`.
 """
 
-import gc
+import asyncio
+import json
 import os
-import signal
+import shutil
 import socket
+import subprocess
 import sys
-import tempfile
-import traceback
-import warnings
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple, Protocol
 
 import msgpack
 
-from djqueue.conf import has_django
-from djqueue.runtime.exits import GROUP_SIGNALS, PR_SET_PDEATHSIG, end_with, ignore, leave, name_process
+from djqueue.core.executors import JobLimits
+from djqueue.runtime.events import RunEvents
+from djqueue.runtime.executors.sandbox import SandboxError
+from djqueue.runtime.executors.sandbox.broker import ConnectBroker, DeniedAccess, receive_listener
+from djqueue.runtime.handlers import Handler
 
-from . import kernel
+from . import kernel, templatemain
+from .sandboxplan import SandboxPlan, new_parent
 
-if TYPE_CHECKING:
-    from djqueue.runtime.executors.sandbox.apply import Sandbox
-
-FORK, REAP, ORPHANS, DISCARD = 1, 2, 3, 4
-"""From the worker: fork a process with these limits, wait for one that has ended, tell which of some were not
-forked here, kill one that has not become ready."""
-READY, FAILED, STATUS, ORPHANED = 11, 12, 13, 14
-"""To the worker: the handlers are imported, they could not be, the status of a process, those processes."""
-LARGEST = 256 * 1024
-"""Maximum bytes of a message."""
-MAX_ERROR = 20_000
-"""Maximum characters of an error."""
-CLOSED_DATABASE = "djqueue.runtime.executors.sandbox.closed_database"
-"""Engine of the databases that the permissions of a job do not include."""
-UNKNOWN = -1
-"""Status of a process that is no child, or has not ended."""
-BOOT = (
-    "import ctypes, os, signal, sys; "
-    f"signal.pthread_sigmask(signal.SIG_BLOCK, {[int(number) for number in GROUP_SIGNALS]}); "
-    f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(getattr(signal, 'SIGKILL', 9))}); "
-    "os.getppid() == int(sys.argv[2]) or os._exit(1); "
-    "import json, socket; control = socket.socket(fileno=int(sys.argv[1])); "
-    "start = json.loads(control.recv(1 << 20)); sys.path[:] = start['path']; sys.argv[:] = start['argv']; "
-    "from djqueue.runtime.executors.processes.template import main; main(control, start)"
-)
-"""The program itself; its arguments are the descriptor of its socket, and its parent's process ID. First, it
-ties itself to its parent, because the imports take a while. The worker's import path comes next, so that it
-finds this module.
-"""
+LARGEST_STATUS = 0xFFFF
+"""Highest status of `waitpid`."""
+MAX_STRAYS = 1_000
+"""Maximum of orphans that are killed in one pass."""
+FIRST_RETRY, LAST_RETRY = 1.0, 30.0
+"""Seconds until a template that failed is started again, doubled from the first to the last."""
+ADDRESS_SPACE, MIN_ADDRESS_SPACE = 4, 32 * 2**30
+"""Address space of a process, in multiples of its memory limit, and at least in bytes. This is a backstop
+between two checks; runtimes such as Node reserve gigabytes that they never use."""
+SLOW_START = 30.0
+"""Seconds of importing the handlers after which the worker logs that it waits."""
+LONGEST_START = 300.0
+"""Seconds of importing the handlers after which the template is replaced."""
+SLOW_FORK = 15.0
+"""Seconds that a process has to start. After that, the template is replaced."""
+SWEEP = 0.05
+"""Seconds between two passes over the processes that a job has left behind."""
+MAX_SWEEPS = 200
+"""Maximum of such passes."""
 
 
-class ForkRequest(NamedTuple):
-    """The name and the limits of a new process."""
-
-    name: str
-    memory: int | None
-    """Bytes of address space."""
-    files: int | None
-    file_size: int | None
-    serial: int
-    """Number of the request, by which a process without a known id is named."""
-    directory: str = ""
-    """Temporary directory of its own; empty for none."""
+class TemplateError(Exception):
+    """The template process could not start, or has ended."""
 
 
-def main(control: socket.socket, start: dict[str, Any]) -> NoReturn:
-    """Import the handlers, and fork processes until the worker ends."""
-    kernel.adopt_orphans()
-    name_process("template")
-    # A process that embeds the worker may block or ignore signals.
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for number in GROUP_SIGNALS:
-        # They are meant for the worker, which still needs this process until its jobs have ended.
-        signal.signal(number, ignore)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    task = "the sandbox could not be applied"
-    try:
-        sandbox = _sandboxed(start["sandbox"])
-        task = "the handlers could not be imported"
-        _import(start["modules"], None if sandbox is None else start["sandbox"]["databases"])
-    except BaseException:
-        text = traceback.format_exc()
-        _send(control, FAILED, f"{task}:\n{text[-MAX_ERROR:]}")
-        leave(1)
-    gc.collect()
-    gc.freeze()
-    _send(control, READY)
-    forked: dict[int, int] = {}
-    while (message := _receive(control)) is not None:
-        (kind, *values), descriptors = message
-        if kind == FORK:
-            request = ForkRequest(*values)
-            forked[_fork(control, sandbox, request, *descriptors)] = request.serial
-        elif kind == REAP:
-            status = _status(values[0])
-            if status != UNKNOWN:
-                forked.pop(values[0], None)
-            _send(control, STATUS, values[0], status)
-        elif kind == ORPHANS:
-            _send(control, ORPHANED, [pid for pid in values[0] if pid not in forked])
-        elif kind == DISCARD:
-            _discard(forked, values[0])
-    leave(0)
+class Template:
+    """A template process, started for some modules. All methods are called on the worker's loop.
 
+    modules: Modules that define the handlers.
+    on_end: Called when the process has ended by itself.
+    plan: Sandbox of the process; None for none.
+    directory: Parent of the temporary directories of its processes, if they have some.
+    on_denied: Called on the loop for each connection or name that is denied.
+    """
 
-def _sandboxed(given: dict[str, Any] | None) -> "Sandbox | None":
-    """Restrict this process, before it imports any code of the project."""
-    if given is None:
-        return None
-    from djqueue.core.permissions import Permissions
-    from djqueue.runtime.executors.sandbox.apply import Sandbox
-
-    sandbox = Sandbox(
-        Permissions.from_mapping(given["permissions"]),
-        given["values"],
-        given["code_paths"],
-        project_paths=given["project_paths"],
-        unenforced=given["unenforced"],
-    )
-    channel = given["channel"]
-    if channel is None:
-        sandbox.stage_one()
-    else:
-        with socket.socket(fileno=channel) as supervisor:
-            sandbox.stage_one(supervisor)
-    return sandbox
-
-
-def _import(modules: list[str], databases: list[str] | None) -> None:
-    """Import the handlers. databases: Those that may be used; None for all."""
-    if has_django():
-        import django
-        from django.conf import settings
-
-        if databases is not None:
-            settings.DATABASES = {
-                alias: config if alias in databases else {"ENGINE": CLOSED_DATABASE}
-                for alias, config in settings.DATABASES.items()
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        modules: list[str],
+        on_end: Callable[[], None],
+        plan: SandboxPlan | None,
+        directory: str,
+        on_denied: Callable[[DeniedAccess], None],
+    ) -> None:
+        self._loop = loop
+        self._on_end = on_end
+        self._statuses: dict[int, asyncio.Future[int]] = {}
+        self._orphans: asyncio.Future[list[int]] = loop.create_future()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        """Ends when processes can be forked. Raises TemplateError if they cannot."""
+        self._failure = ""
+        self._is_closed = False
+        self._plan = plan
+        self._on_denied = on_denied
+        self.broker: ConnectBroker | None = None
+        """Makes the connections of the processes, if their permissions list hosts."""
+        self._channel, their_channel = socket.socketpair()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, their_channel, closing_on_error(self._control), closing_on_error(self._channel):
+            # -P: modules in the working directory, which a job may be able to write, are not imported.
+            # The jobs' own group of processes: a Ctrl-C in the terminal is for the worker alone.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", templatemain.BOOT, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno(), *([their_channel.fileno()] if self._is_supervised else [])],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                env=None if plan is None else plan.environment(),
+            )
+            sandbox = None if plan is None else plan.as_dict(directory)
+            if sandbox is not None:
+                sandbox["channel"] = their_channel.fileno() if self._is_supervised else None
+            start = {
+                "path": [str(entry) for entry in sys.path],
+                "argv": sys.argv,
+                "modules": modules,
+                "sandbox": sandbox,
             }
-        django.setup()
-    for name in modules:
-        import_module(name)
-    # Loaded before the fork, and not in every process.
-    import_module("djqueue.runtime.executors.processes.child")
-    if has_django():
-        from django.db import connections
+            self._control.sendall(json.dumps(start).encode())
+        if self._is_supervised:
+            loop.add_reader(self._channel.fileno(), self._take_listener)
+        else:
+            self._channel.close()
+        self._control.setblocking(False)
+        loop.add_reader(self._control.fileno(), self._read)
 
-        connections.close_all()
+    @property
+    def pid(self) -> int:
+        """Process id, valid until `close`."""
+        return self._process.pid
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the process has ended."""
+        return self._is_closed
+
+    def fork(self, request: templatemain.ForkRequest) -> tuple[socket.socket, int]:
+        """Fork a process; return the socket to it, and the descriptor of what it writes to stdout and stderr.
+
+        The process sends a byte when it is ready. If the socket ends before, it could not be started.
+        """
+        link, their_link = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with closing_on_error(link), closing_on_error(their_link):
+            output, their_output = os.pipe2(os.O_CLOEXEC)
+        try:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            link.setblocking(False)
+            os.set_blocking(output, False)
+            self._send([templatemain.FORK, *request], [their_link.fileno(), their_output])
+        except BaseException:
+            link.close()
+            os.close(output)
+            raise
+        finally:
+            their_link.close()
+            os.close(their_output)
+        return link, output
+
+    def discard(self, serial: int) -> None:
+        """Let the template kill and reap a process that has not become ready."""
+        if not self._is_closed:
+            with suppress(TemplateError):  # It ends its processes when it ends.
+                self._send([templatemain.DISCARD, serial])
+
+    async def status(self, pid: int) -> int:
+        """Return the status of a forked process that has ended, as `waitpid` does; -1 if it is unknown."""
+        if self._is_closed:
+            return templatemain.UNKNOWN
+        status = self._statuses.get(pid)
+        if status is None:
+            status = self._statuses[pid] = self._loop.create_future()
+            try:
+                self._send([templatemain.REAP, pid])
+            except TemplateError:
+                return templatemain.UNKNOWN
+        return await status
+
+    async def strays(self, known: set[int]) -> list[int]:
+        """Return the processes that ended jobs have left behind: the orphans that the template adopted.
+
+        known: Processes of jobs. Others may just be starting, and only the template knows which.
+        """
+        candidates = {pid for pid in kernel.children(self.pid) if pid not in known}
+        if not candidates or self._is_closed:
+            return []
+        self._orphans = self._loop.create_future()
+        try:
+            self._send([templatemain.ORPHANS, sorted(candidates)[:MAX_STRAYS]])
+        except TemplateError:
+            return []
+        return [pid for pid in await self._orphans if pid in candidates]
+
+    @property
+    def _is_supervised(self) -> bool:
+        return self._plan is not None and self._plan.is_supervised
+
+    def _take_listener(self) -> None:
+        assert self._plan is not None
+        self._loop.remove_reader(self._channel.fileno())
+        try:
+            listener = receive_listener(self._channel)
+            self.broker = ConnectBroker(listener, self._plan.permissions, on_denied=self._note_denied)
+        except (SandboxError, OSError) as error:
+            # Without a broker, its self-test fails, and the template says so.
+            self._failure = str(error)
+        finally:
+            self._channel.close()
+
+    def _note_denied(self, denied: DeniedAccess) -> None:
+        with suppress(RuntimeError):  # The loop has ended, and the worker with it.
+            self._loop.call_soon_threadsafe(self._on_denied, denied)
+
+    def close(self) -> None:
+        """Kill the process, and with it all processes forked from it."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+        if self._channel.fileno() >= 0:
+            self._loop.remove_reader(self._channel.fileno())
+            self._channel.close()
+        self._process.kill()
+        self._process.wait()
+        if self.broker is not None:
+            self.broker.close()
+        for future in self._statuses.values():
+            if not future.done():
+                future.set_result(templatemain.UNKNOWN)
+        if not self._orphans.done():
+            self._orphans.set_result([])
+        if not self.ready.done():
+            self.ready.set_exception(TemplateError(self._failure or "the template process ended"))
+            # It may be that no task waits for it any more.
+            self.ready.exception()
+
+    def _send(self, message: list[Any], descriptors: list[int] = []) -> None:  # noqa: B006 - never changed
+        try:
+            socket.send_fds(self._control, [msgpack.packb(message)], descriptors)
+        except OSError as error:
+            raise TemplateError(f"the template process does not answer: {error}") from error
+
+    def _read(self) -> None:
+        try:
+            data = self._control.recv(templatemain.LARGEST)
+            message = msgpack.unpackb(data, unicode_errors="surrogatepass") if data else None
+            if message is not None:
+                self._take(*message)
+        except BlockingIOError:
+            return
+        except OSError:
+            message = None
+        except Exception as error:
+            # Handlers' modules run code in it, so anything may arrive.
+            self._end(f"the template process sent something that is not a message: {error}")
+            return
+        if message is None:
+            self._end(self._failure or "the template process ended")
+
+    def _take(self, kind: int, *values: Any) -> None:
+        if kind == templatemain.READY:
+            if not self.ready.done():
+                self.ready.set_result(None)
+        elif kind == templatemain.FAILED:
+            self._failure = str(values[0])
+        elif kind == templatemain.ORPHANED:
+            if not self._orphans.done():
+                self._orphans.set_result(list(values[0]))
+        elif kind == templatemain.STATUS:
+            pid, status = values
+            future = self._statuses.pop(pid, None)
+            if future is not None and not future.done():
+                is_status = type(status) is int and 0 <= status <= LARGEST_STATUS
+                future.set_result(status if is_status else templatemain.UNKNOWN)
+
+    def _end(self, reason: str) -> None:
+        if not self._is_closed:
+            self._failure = reason
+            self.close()
+            self._on_end()
 
 
-def _fork(
-    control: socket.socket, sandbox: "Sandbox | None", request: ForkRequest, link: int, output: int
-) -> int:
-    parent = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
+class Forked(NamedTuple):
+    """A process that is starting."""
+
+    template: Template
+    serial: int
+    """Number of the request."""
+    directory: str
+    """Temporary directory of its own; empty for none."""
+    link: socket.socket
+    output: int
+
+
+class ForkedProcess(Protocol):
+    """A process, as far as its template knows it."""
+
+    pid: int
+    """Process id; 0 until the process is ready."""
+    template: Template
+    serial: int
+    directory: str
+    begun: float
+    """Time of the loop at which it was forked."""
+
+    def last_output(self) -> str:
+        """Return the end of what it has written."""
+
+    def abandon(self) -> None:
+        """Give up a process that has not become ready."""
+
+
+class TemplateUser(Protocol):
+    """The executor, as far as its template knows it."""
+
+    def all_processes(self) -> Sequence[ForkedProcess]:
+        """Return the processes that run or start."""
+
+    def fork_wanted(self) -> None:
+        """Fork as many processes as there are runs that wait for one."""
+
+    def release_waiting(self, delay: int = 0) -> None:
+        """Return the jobs that wait for a process to their queues."""
+
+    def end_idle_processes(self) -> None:
+        """End the processes without a job."""
+
+    def on_denied(self, denied: DeniedAccess) -> None:
+        """Note a connection that was denied."""
+
+
+class TemplateKeeper:
+    """The template of an executor, and those that fork no more. All methods are called on the loop."""
+
+    def __init__(
+        self, user: TemplateUser, events: RunEvents, handlers: Iterable[Handler], plan: SandboxPlan | None
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._events = events
+        self._user = user
+        self._modules = sorted({handler.function.__module__ for handler in handlers})
+        self._plan = plan
+        self._directory = ""
+        """Parent of the temporary directories of its processes."""
+        self._numbers = count(1)
+        self.template: Template | None = None
+        """The template that forks."""
+        self._retired: list[Template] = []
+        """Templates that fork no more, until the jobs of their processes have ended."""
+        self._retry = 0.0
+        self._wanted = asyncio.Event()
+        self._sweeping: asyncio.Task[None] | None = None
+        self._is_closed = False
+        # Started now, because its start takes longer than most jobs.
+        self._starter = self._loop.create_task(self._start_processes())
+
+    def want(self) -> None:
+        """Let the executor fork the processes that it needs, as soon as that is possible."""
+        self._wanted.set()
+
+    @property
+    def delay_of_waiting(self) -> int:
+        """Milliseconds after which a template may be ready."""
+        return int(max(self._retry, FIRST_RETRY) * 1_000)
+
+    def fork(self, name: str, limits: JobLimits) -> Forked:
+        """Fork a process from the template that is ready. Raises TemplateError, OSError."""
+        assert self.template is not None
+        space = None if limits.memory is None else max(limits.memory * ADDRESS_SPACE, MIN_ADDRESS_SPACE)
+        directory = ""
+        number = next(self._numbers)
+        if self._directory:
+            directory = os.path.join(self._directory, str(number))
+            try:
+                os.mkdir(directory, 0o700)
+            except FileNotFoundError as error:
+                # Only a new template can use another one.
+                raise TemplateError(f"{self._directory} was removed") from error
+        request = templatemain.ForkRequest(name, space, limits.files, limits.file_size, number, directory)
+        return Forked(self.template, number, directory, *self.template.fork(request))
+
+    def process_failed(self, process: ForkedProcess) -> None:
+        """Clean up after a process that could not start, and log why."""
+        process.template.discard(process.serial)
+        if text := process.last_output():
+            self._events.template_failed(TemplateError(f"a process could not start:\n{text}"), FIRST_RETRY)
+
+    def process_ended(self, process: ForkedProcess) -> None:
+        """Clean up after a process that has ended."""
+        if process.directory:
+            self._loop.run_in_executor(None, partial(shutil.rmtree, process.directory, ignore_errors=True))
+        self._close_if_unused(process.template)
+        if self._sweeping is None and not self._is_closed:
+            self._sweeping = self._loop.create_task(self._sweep(process.template))
+        self._wanted.set()
+
+    def stop(self) -> None:
+        """Kill the templates, with the processes forked from them."""
+        self._is_closed = True
+        for task in (self._starter, self._sweeping):
+            if task is not None:
+                task.cancel()
+        for template in self._retired:
+            template.close()
+        if self.template is not None:
+            if not self.template.is_closed:
+                kernel.kill_descendants(self.template.pid)
+            self.template.close()
+
+    def remove_directory(self) -> None:
+        """Remove the temporary directories, after the last process has ended."""
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def _start_processes(self) -> None:
+        """Start the template, and then as many processes as there are runs that wait for one."""
+        while not self._is_closed:
+            try:
+                template = await self._started()
+                self._wanted.clear()
+                self._user.fork_wanted()
+                self._retry = 0.0
+            except Exception as error:
+                # Jobs must not wait without end, whatever it is. Only a TemplateError affects those that run.
+                self._retry = min(max(FIRST_RETRY, 2 * self._retry), LAST_RETRY)
+                self._events.template_failed(error, self._retry)
+                self._user.release_waiting(self.delay_of_waiting)
+                if isinstance(error, TemplateError) and self.template is not None:
+                    self.template.close()
+                await asyncio.sleep(self._retry)
+                continue
+            await self._until_wanted(template)
+
+    async def _started(self) -> Template:
+        if self.template is None or self.template.is_closed:
+            self.template = self._new_template()
+        begun = self._loop.time()
+        while not self.template.ready.done():
+            await asyncio.wait([self.template.ready], timeout=SLOW_START)
+            if not self.template.ready.done():
+                waited = self._loop.time() - begun
+                if waited > LONGEST_START:
+                    raise TemplateError(f"the import of the handlers did not end within {waited:.0f} s")
+                # Jobs of other kinds need the slots.
+                self._events.template_slow(waited)
+                self._user.release_waiting(self.delay_of_waiting)
+        self.template.ready.result()
+        return self.template
+
+    def _new_template(self) -> Template:
+        plan = self._plan
+        if plan is not None and plan.uses_directory and not os.path.isdir(self._directory):
+            self._directory = new_parent()
+        # Its processes end with it, and their own descriptors report that.
+        return Template(
+            self._loop, self._modules, self._wanted.set, plan, self._directory, self._user.on_denied
+        )
+
+    async def _until_wanted(self, template: Template) -> None:
+        """Wait until runs need processes; retire a template that has forked nothing for too long."""
+        while not self._wanted.is_set():
+            try:
+                async with asyncio.timeout(SLOW_FORK):
+                    await self._wanted.wait()
+            except TimeoutError:
+                starting = [process for process in self._user.all_processes() if not process.pid]
+                oldest = min((process.begun for process in starting), default=None)
+                if oldest is not None and self._loop.time() - oldest > SLOW_FORK:
+                    self._events.template_failed(TemplateError("the template process does not fork"), 0)
+                    self._retire(template, starting)
+                    return
+
+    def _retire(self, template: Template, starting: list[ForkedProcess]) -> None:
+        """Fork from another template, and let the jobs of this one end."""
+        self.template = None
+        self._retired.append(template)
+        for process in starting:
+            process.abandon()
+        self._user.end_idle_processes()
+        self._close_if_unused(template)
+
+    def _close_if_unused(self, template: Template) -> None:
+        """End a retired template when its last process has ended."""
+        if template in self._retired and all(
+            process.template is not template for process in self._user.all_processes()
+        ):
+            self._retired.remove(template)
+            template.close()
+
+    async def _sweep(self, template: Template) -> None:
+        """Kill the processes that ended jobs have left behind, until none is left."""
+        try:
+            for _ in range(MAX_SWEEPS):
+                strays = await template.strays({process.pid for process in self._user.all_processes()})
+                if not strays:
+                    return
+                for pid in strays:
+                    kernel.kill(pid)
+                    async with asyncio.timeout(SLOW_FORK):
+                        await template.status(pid)
+                await asyncio.sleep(SWEEP)
+            self._events.strays_left(len(strays))
+        except TimeoutError:
+            self._events.strays_left(len(strays))  # The template is stuck, which is noticed elsewhere.
+        finally:
+            self._sweeping = None
+
+
+@contextmanager
+def closing_on_error(opened: socket.socket) -> Iterator[None]:
+    """Close a socket if the block raises."""
     try:
-        with warnings.catch_warnings():
-            # Python warns if other threads exist: imported modules of the project may have started some.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-    except OSError as error:
-        # The worker sees that the link has ended.
-        sys.stderr.write(f"djqueue: no process for a job could be started: {error}\n")
-        pid = UNKNOWN
-    if pid == 0:
-        _be_job_process(control, sandbox, request, parent, link, output)
-    os.close(link)
-    os.close(output)
-    return pid
-
-
-def _be_job_process(
-    control: socket.socket,
-    sandbox: "Sandbox | None",
-    request: ForkRequest,
-    parent: int,
-    link: int,
-    output: int,
-) -> NoReturn:
-    code = 1
-    try:
-        end_with(parent)
-        os.setsid()
-        control.close()
-        null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (output, 1), (output, 2)):
-            os.dup2(source, target)
-            os.close(source) if source not in (0, output) else None
-        os.close(output)
-        name_process(request.name)
-        kernel.adopt_orphans()
-        kernel.limit_self(memory=request.memory, files=request.files, file_size=request.file_size)
-        from .child import serve
-
-        if request.directory:
-            os.environ.update(TMPDIR=request.directory, HOME=request.directory)
-            tempfile.tempdir = request.directory
-        if sandbox is not None:
-            sandbox.stage_two({"job_tmp": request.directory} if request.directory else None)
-        serve(socket.socket(fileno=link), sandboxed=sandbox is not None)
-        code = 0
+        yield
     except BaseException:
-        traceback.print_exc()
-    finally:
-        leave(code)
-
-
-def _discard(forked: dict[int, int], serial: int) -> None:
-    """Kill and reap the process of a request."""
-    for pid, number in list(forked.items()):
-        if number == serial:
-            del forked[pid]
-            if pid != UNKNOWN:
-                kernel.kill(pid)
-                os.waitpid(pid, 0)
-
-
-def _status(pid: int) -> int:
-    try:
-        found, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return UNKNOWN
-    return status if found else UNKNOWN
-
-
-def _send(control: socket.socket, *message: Any) -> None:
-    try:
-        control.sendall(msgpack.packb(message, unicode_errors="surrogatepass"))
-    except OSError:
-        leave(0)  # The worker has ended.
-
-
-def _receive(control: socket.socket) -> tuple[list[Any], list[int]] | None:
-    try:
-        data, descriptors, _, _ = socket.recv_fds(control, LARGEST, 2, socket.MSG_CMSG_CLOEXEC)
-    except OSError:
-        return None
-    return (msgpack.unpackb(data), descriptors) if data else None
+        opened.close()
+        raise

@@ -1,4 +1,7 @@
-"""Addresses that a sandboxed process connects to, and the list that they are compared with."""
+"""Addresses and host names: those that a sandbox may connect to, and how a process inside resolves names.
+
+The supervisor outside compares addresses with the list, and asks the name servers, only for listed names.
+"""
 
 import os
 import socket
@@ -25,6 +28,10 @@ MAX_ADDRESSES = 10_000
 """Maximum number of resolved addresses that are remembered; the oldest are forgotten."""
 SIZE_INET, SIZE_INET6 = 16, 24
 """Minimum size in bytes of an address of each family."""
+Ask = Callable[[str, int | None], list[tuple[int, str]]]
+"""(name, port) -> (family, address) pairs: `ConnectBroker.resolve`, called in the supervisor's process.
+Raises PermissionError for a name that is not listed, and OSError for one that can't be resolved."""
+NUMERIC = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,33 +130,35 @@ class AddressBook:
     def _knows(self, address: IPAddress, port: int) -> bool:
         now = self._now()
         with self._lock:
-            return any(self._addresses.get((address, one), 0.0) > now for one in (port, None))
+            return any(self._addresses.get((address, rule_port), 0.0) > now for rule_port in (port, None))
 
     def _look_up_listed(self, port: int) -> bool:
         """Resolve the listed host names for a port if their addresses are old; return whether any was."""
         now = self._now()
-        found = False
+        was_due = False
         for rule in self._rules:
             with self._lock:
                 is_due = self._resolved.get(rule.host, now - NAMES_VALID) <= now - NAMES_VALID
             if rule.host and _has_port(rule, port) and is_due:
-                found = True
+                was_due = True
                 try:
-                    self._look_up(rule.host, [one for one in self._rules if one.matches_name(rule.host)])
+                    self._look_up(
+                        rule.host, [other for other in self._rules if other.matches_name(rule.host)]
+                    )
                 except OSError:
                     # Without a name server, the name allows what it allowed before.
                     continue
-        return found
+        return was_due
 
     def _look_up(self, name: str, rules: list[NetRule]) -> list[tuple[int, str]]:
         plain = normal_name(name)
         with self._lock:
             self._resolved[plain] = self._now()
         entries = self._resolve(plain, None, type=socket.SOCK_STREAM)
-        found = [(int(entry[0]), str(entry[4][0])) for entry in entries]
+        addresses = [(int(entry[0]), str(entry[4][0])) for entry in entries]
         until = self._now() + ADDRESSES_VALID
         with self._lock:
-            for _family, text in found:
+            for _family, text in addresses:
                 address = _literal(text)
                 for rule in rules if address is not None else ():
                     assert address is not None
@@ -160,7 +169,74 @@ class AddressBook:
                 del self._addresses[next(iter(self._addresses))]
             while len(self._resolved) > MAX_ADDRESSES:
                 del self._resolved[next(iter(self._resolved))]
-        return found
+        return addresses
+
+
+def use_supervisor(ask: Ask) -> None:
+    """Replace `socket.getaddrinfo` and the functions like it by ones that ask the supervisor.
+
+    Libraries that resolve names in C, such as libpq, don't use these; give them addresses.
+    """
+    original = socket.getaddrinfo
+
+    def getaddrinfo(
+        host: bytes | str | None,
+        port: bytes | str | int | None,
+        family: int = 0,
+        type: int = 0,  # noqa: A002 (callers pass it by this name)
+        proto: int = 0,
+        flags: int = 0,
+    ) -> list[Any]:
+        number = _port_of(port)
+        name = _name_of(host)
+        if name is None or _literal(name) is not None:
+            # Neither needs a name server.
+            return original(name, number, family, type, proto, flags & ~socket.AI_ADDRCONFIG)
+        if flags & socket.AI_NUMERICHOST:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        entries: list[Any] = []
+        for address_family, address in ask(name, number):
+            if family in (socket.AF_UNSPEC, address_family):
+                # Only TCP sockets exist here.
+                kind = type or socket.SOCK_STREAM
+                entries += original(address, number, address_family, kind, proto, NUMERIC)
+        if not entries:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return entries
+
+    def gethostbyname(hostname: str) -> str:
+        return str(getaddrinfo(hostname, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+
+    def gethostbyname_ex(hostname: str) -> tuple[str, list[str], list[str]]:
+        entries = getaddrinfo(hostname, None, socket.AF_INET, socket.SOCK_STREAM)
+        return hostname, [], [str(entry[4][0]) for entry in entries]
+
+    socket.getaddrinfo = getaddrinfo
+    socket.gethostbyname = gethostbyname
+    socket.gethostbyname_ex = gethostbyname_ex
+
+
+def _name_of(host: bytes | str | None) -> str | None:
+    """Return the ASCII form of a host name, or None for this machine."""
+    if not host:
+        return None
+    try:
+        return host.decode("ascii") if isinstance(host, bytes) else host.encode("idna").decode("ascii")
+    except UnicodeError:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known") from None
+
+
+def _port_of(port: bytes | str | int | None) -> int | None:
+    if isinstance(port, bytes):
+        port = port.decode("ascii", "replace")
+    if not isinstance(port, str):
+        return port
+    if port.isdecimal():
+        return int(port)
+    try:
+        return socket.getservbyname(port, "tcp")
+    except OSError:
+        raise socket.gaierror(socket.EAI_SERVICE, "Servname not supported for ai_socktype") from None
 
 
 def _literal(text: str) -> IPAddress | None:

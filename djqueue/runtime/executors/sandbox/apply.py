@@ -1,30 +1,60 @@
-"""Applying a sandbox, in two stages: to the process that imports the handlers, and to those that run jobs.
+"""Applying a sandbox: the layers that this system has, two stages of limits, and a self-test after each.
 
 The first stage runs in the template process before settings and handlers are imported: it applies the whole
 permission set, except that the process may fork and may read the project's code. The second stage runs in
 each forked child: no reading of the project, no fork. Stages only ever add limits.
+
+The self-test tries actions that must fail, because some kernels and container runtimes accept the calls that
+set up a sandbox, and enforce nothing.
 """
 
+import ctypes
+import errno
 import os
-from collections.abc import Iterable, Mapping
-from socket import socket
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from djqueue.core.executors import KERNEL_PERMISSIONS
 from djqueue.core.permissions import Permissions
 
-from . import landlock
-from .calls import filter_for
-from .errors import PermissionPathError, SandboxError
+from . import (
+    PermissionPathError,
+    SandboxError,
+    SandboxSelfTestFailedError,
+    SandboxUnavailableError,
+    landlock,
+)
+from .broker import send_listener
 from .landlock import NetRight, Right, Ruleset, Scope
-from .layers import enforceable, missing_layers, needs_landlock
-from .paths import DEVICES, PROGRAMS, RESOLVER, existing, interpreter_paths, real_path, writable_directories
-from .programs import interpreter_of, loader_of
-from .seccomp import ALLOW, has_action
-from .selftest import self_test
-from .supervise import send_listener
-from .syscalls import drop_capabilities, set_no_new_privileges, threads
-from .tables import this_machine
+from .paths import (
+    DEVICES,
+    PROGRAMS,
+    RESOLVER,
+    existing,
+    interpreter_of,
+    interpreter_paths,
+    loader_of,
+    real_path,
+    writable_directories,
+)
+from .seccomp import ALLOW, NOTIFY, filter_for, has_action
+from .syscalls import (
+    drop_capabilities,
+    set_no_new_privileges,
+    syscall,
+    this_machine,
+    threads,
+)
 
+SUPERVISION = (5, 9)
+"""Version of Linux that can hand a supervised process the socket of an allowed connection."""
+Attempt = Callable[[], object]
+"""An action of the self-test."""
+REFUSED = frozenset({errno.EPERM, errno.EACCES})
+"""Errors of a refused action."""
 READ = Right.READ_FILE | Right.READ_DIR
 WRITE = (
     READ
@@ -40,6 +70,80 @@ WRITE = (
 server that serves the directory, would follow them."""
 WRITE_ALL = WRITE | Right.MAKE_SYM | Right.MAKE_FIFO | Right.MAKE_SOCK | Right.IOCTL_DEV
 START = Right.EXECUTE | Right.READ_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class MissingLayer:
+    """A mechanism that permissions need and this system does not have."""
+
+    permissions: tuple[str, ...]
+    """Names of the permissions that can't be guaranteed."""
+    ineffective: tuple[str, ...]
+    """Names of those among them that have no effect at all."""
+    layer: str
+    """Name of the mechanism."""
+    state: str
+    """Actual state of the system."""
+    remedy: str
+    """Change that makes it available."""
+
+    def __str__(self) -> str:
+        names = ", ".join(self.permissions)
+        return f"{names}: needs {self.layer}, but {self.state}; {self.remedy}"
+
+
+def missing_layers(permissions: Permissions) -> tuple[MissingLayer, ...]:
+    """Return what this system lacks to enforce permissions; empty if it can enforce them."""
+    restricted = tuple(name for name in KERNEL_PERMISSIONS if getattr(permissions, name) is not True)
+    if not restricted:
+        return ()
+    try:
+        this_machine()
+    except SandboxUnavailableError as error:
+        remedy = "run these jobs on such a system"
+        return (MissingLayer(restricted, restricted, "a supported system", str(error), remedy),)
+    kernel = f"Linux {os.uname().release}"
+    if not has_action(ALLOW):
+        remedy = "use a kernel or a container runtime that allows seccomp"
+        state = f"{kernel} refuses them"
+        return (MissingLayer(restricted, restricted, "seccomp filters", state, remedy),)
+    missing = []
+    if (version := landlock.abi()) == 0:
+        # Without it, a job can read and write the memory of its worker, if both have the same user.
+        names: list[str] = [name for name in ("read", "write") if name in restricted]
+        names += [name for name in ("run", "listen") if isinstance(getattr(permissions, name), tuple)]
+        state = f"{kernel} does not have it, or it is switched off"
+        remedy = "use Linux 5.13 or newer, and add landlock to the kernel's lsm= option"
+        missing.append(MissingLayer(restricted, tuple(names), "Landlock", state, remedy))
+    elif version < landlock.NET_SINCE and isinstance(permissions.listen, tuple):
+        remedy = "use Linux 6.7 or newer, or set listen to True or False"
+        state = f"{kernel} has ABI {version}"
+        layer = f"Landlock ABI {landlock.NET_SINCE}"
+        missing.append(MissingLayer(("listen",), ("listen",), layer, state, remedy))
+    if isinstance(permissions.net, tuple) and not (has_action(NOTIFY) and _release() >= SUPERVISION):
+        remedy = "use Linux 5.9 or newer, or set net to True or False"
+        state = f"{kernel} does not have them"
+        missing.append(MissingLayer(("net",), ("net",), "seccomp notifications", state, remedy))
+    return tuple(missing)
+
+
+def enforceable(permissions: Permissions, unenforced: Iterable[str]) -> Permissions:
+    """Return permissions without the limits that have no effect here, if a job type accepts that.
+
+    Args:
+        permissions: Permissions as declared.
+        unenforced: Names of the permissions that may stay without guarantee where a layer is missing.
+
+    Raises SandboxUnavailableError, with a remedy, for a permission that is not among them.
+    """
+    accepted = frozenset(unenforced)
+    missing = missing_layers(permissions)
+    refused = [layer for layer in missing if not accepted.issuperset(layer.permissions)]
+    if refused:
+        raise SandboxUnavailableError(
+            "this system can't enforce the permissions: " + "; ".join(str(layer) for layer in refused)
+        )
+    return replace(permissions, **{name: True for layer in missing for name in layer.ineffective})
 
 
 class Sandbox:
@@ -77,7 +181,7 @@ class Sandbox:
         self._in_force: tuple[Permissions, bool] | None = None
         """Permissions of this process once a stage has been applied, and whether it may fork."""
 
-    def stage_one(self, channel: socket | None = None) -> None:
+    def stage_one(self, channel: socket.socket | None = None) -> None:
         """Restrict the template process, which must have one thread, for good; then test it.
 
         Args:
@@ -154,7 +258,7 @@ class Sandbox:
         self, permissions: Permissions, code_paths: tuple[str, ...], *, may_list_processes: bool
     ) -> None:
         version = landlock.abi()
-        if version == 0 and not needs_landlock(permissions):
+        if version == 0 and not _needs_landlock(permissions):
             return
         known = landlock.rights_of(version)
         ruleset = Ruleset(
@@ -190,6 +294,42 @@ class Sandbox:
             for path in permissions.write:
                 real = real_path("write", path, protected=protected)
                 ruleset.allow_path(real, WRITE & known)
+
+
+def self_test(permissions: Permissions, *, may_fork: bool) -> None:
+    """Try one refused action for each limit that is in force.
+
+    Args:
+        permissions: Permissions that the process has.
+        may_fork: True in the template process, which may fork.
+
+    Raises SandboxSelfTestFailedError if the kernel does not refuse one as it should, and
+    SandboxUnavailableError if the supervisor of connections can't do its work.
+    """
+    allowed = [
+        name
+        for name, attempt, expected in _attempts(permissions, may_fork=may_fork)
+        if not _is_refused(attempt, expected)
+    ]
+    if allowed:
+        raise SandboxSelfTestFailedError(
+            f"the sandbox has no effect: the kernel did not refuse {', '.join(allowed)}"
+        )
+
+
+def _release() -> tuple[int, ...]:
+    numbers = os.uname().release.split("-")[0].split(".")[:2] if sys.platform == "linux" else []
+    return tuple(int(number) for number in numbers if number.isdecimal())
+
+
+def _needs_landlock(permissions: Permissions) -> bool:
+    """Return whether only Landlock can enforce a part of the permissions."""
+    return (
+        permissions.read is not True
+        or permissions.write is not True
+        or isinstance(permissions.run, tuple)
+        or isinstance(permissions.listen, tuple)
+    )
 
 
 def _allow_everywhere(ruleset: Ruleset, permissions: Permissions, known: Right) -> None:
@@ -243,3 +383,81 @@ def _scopes(permissions: Permissions, version: int) -> Scope:
     if version < landlock.SCOPES_SINCE:
         return Scope(0)
     return Scope.SIGNAL if permissions.net is True else Scope.SIGNAL | Scope.ABSTRACT_UNIX_SOCKET
+
+
+def _attempts(permissions: Permissions, *, may_fork: bool) -> Iterator[tuple[str, Attempt, frozenset[int]]]:
+    # Each of these fails with another error if the filter is not there.
+    yield "a change of the owner of no file", lambda: os.fchown(-1, -1, -1), frozenset({errno.EPERM})
+    yield "clone3", _clone3, frozenset({errno.ENOSYS})
+    if permissions.read is not True and permissions.write is not True:
+        yield "reading the root directory", _open_root, frozenset({errno.EACCES})
+    if permissions.write is not True:
+        yield "writing to the root directory", _make_directory, REFUSED | {errno.EROFS}
+    if isinstance(permissions.net, tuple):
+        yield "connecting", _connect_supervised, frozenset({errno.EAFNOSUPPORT})
+    elif permissions.net is False:
+        yield "connecting", _connect, REFUSED
+    if permissions.net is not True:
+        yield "a UDP socket", lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close(), REFUSED
+    if permissions.run is False:
+        yield "starting a program", _execute, REFUSED
+        if not may_fork:
+            yield "fork", _fork, REFUSED
+    if os.getppid() > 0:
+        yield "a signal to the parent process", lambda: os.kill(os.getppid(), 0), REFUSED
+
+
+def _is_refused(attempt: Attempt, expected: frozenset[int]) -> bool:
+    try:
+        attempt()
+    except OSError as error:
+        return error.errno in expected
+    return False
+
+
+def _open_root() -> None:
+    os.close(os.open("/", os.O_RDONLY | os.O_DIRECTORY))
+
+
+def _make_directory() -> None:
+    path = f"/djqueue-self-test-{secrets.token_hex(8)}"
+    os.mkdir(path, 0o700)
+    os.rmdir(path)
+
+
+def _connect() -> None:
+    """Connect to an address without a family: no list contains it, and the kernel answers EINVAL."""
+    address = ctypes.create_string_buffer(16)
+    # A pair of connected sockets is allowed whatever the permissions are.
+    left, right = socket.socketpair()
+    with left, right:
+        number = this_machine().numbers["connect"]
+        syscall(number, left.fileno(), ctypes.addressof(address), len(address))
+
+
+def _connect_supervised() -> None:
+    """Like `_connect`; only a supervisor that can read the address answers EAFNOSUPPORT."""
+    try:
+        _connect()
+    except OSError as error:
+        if error.errno in REFUSED:
+            raise SandboxUnavailableError(
+                "the supervisor of connections can't read the memory of this process; run the worker as the "
+                "same user, and allow it to trace its children"
+            ) from error
+        raise
+
+
+def _fork() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _execute() -> None:
+    os.execv("/djqueue-self-test", ["djqueue-self-test"])  # noqa: S606
+
+
+def _clone3() -> None:
+    syscall(this_machine().numbers["clone3"], 0, 0)

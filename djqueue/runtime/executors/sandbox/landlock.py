@@ -10,9 +10,8 @@ import stat
 from enum import IntFlag
 from functools import cache
 
-from .errors import PermissionPathError, SandboxError, SandboxUnavailableError
-from .syscalls import set_no_new_privileges, syscall, threads
-from .tables import this_machine
+from . import PermissionPathError, SandboxError, SandboxUnavailableError
+from .syscalls import set_no_new_privileges, syscall, this_machine, threads
 
 CREATE_VERSION = 1
 """Flag of `landlock_create_ruleset` that asks for the version of the ABI."""

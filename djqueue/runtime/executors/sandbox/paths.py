@@ -1,8 +1,9 @@
-"""Paths that a sandboxed process may use: the interpreter's own files, and those of its permissions."""
+"""Paths that a sandboxed process may use: the interpreter's files, those of its permissions, and programs."""
 
 import os
 import site
 import ssl
+import struct
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from functools import cache
 from djqueue.core.errors import OptionError
 from djqueue.core.permissions import check_path
 
-from .errors import PermissionPathError
+from . import PermissionPathError
 
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 DATA = ("/usr/share/zoneinfo", "/etc/localtime", "/etc/timezone", "/etc/mime.types", "/etc/ssl/openssl.cnf")
@@ -35,6 +36,15 @@ RESOLVER = (
     *("/etc/services", "/etc/protocols"),
 )
 """Configuration of the C library's resolver, which a process uses if it may connect to every host."""
+ELF64 = b"\x7fELF\x02\x01"
+"""First bytes of a little-endian 64-bit program."""
+HEADER = struct.Struct("<16xHHIQQQIHHHHHH")
+SEGMENT = struct.Struct("<IIQQQQQQ")
+INTERPRETER = 3
+"""PT_INTERP: type of the segment that names the loader."""
+MAX_SEGMENTS = 128
+LONGEST_LINE = 256
+"""Maximum number of bytes of a script's first line that the kernel reads."""
 
 
 @cache
@@ -90,12 +100,54 @@ def real_path(name: str, path: str, *, protected: Iterable[str]) -> str:
     return real
 
 
+def contains(directory: str, path: str) -> bool:
+    """Return whether a path is a directory or lies below it. Both are absolute and without links."""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def loader_of(program: str) -> str | None:
+    """Return the loader of a dynamic program, or None for a static one.
+
+    Raises PermissionPathError if the file can't be read, or is neither a 64-bit program nor a script.
+    """
+    try:
+        with open(program, "rb") as file:
+            head = file.read(HEADER.size)
+            if not head.startswith(ELF64) or len(head) < HEADER.size:
+                if head.startswith(b"#!"):
+                    return None
+                raise PermissionPathError(f"run: {program} is neither a 64-bit program nor a script")
+            _, _, _, _, offset, _, _, _, size, count, *_ = HEADER.unpack(head)
+            if size != SEGMENT.size or count > MAX_SEGMENTS:
+                raise PermissionPathError(f"run: {program} is not a valid program")
+            for index in range(count):
+                file.seek(offset + index * size)
+                segment = file.read(size)
+                if len(segment) < size:
+                    break
+                kind, _, where, _, _, length, *_ = SEGMENT.unpack(segment)
+                if kind == INTERPRETER:
+                    file.seek(where)
+                    return os.fsdecode(file.read(min(length, 4_096)).rstrip(b"\0"))
+    except OSError as error:
+        raise PermissionPathError(f"run: {program} can't be read: {error.strerror}") from error
+    return None
+
+
+def interpreter_of(program: str) -> str | None:
+    """Return the interpreter that the first line of a script names, or None for a program."""
+    try:
+        with open(program, "rb") as file:
+            line = file.read(LONGEST_LINE).split(b"\n", 1)[0]
+    except OSError as error:
+        raise PermissionPathError(f"run: {program} can't be read: {error.strerror}") from error
+    if not line.startswith(b"#!"):
+        return None
+    words = line[2:].split(None, 1)
+    return os.fsdecode(words[0]) if words else None
+
+
 @cache
 def _real(path: str) -> str:
     """Return a path of code or settings without links. Cached: every child of a template process asks."""
     return os.path.realpath(path)
-
-
-def contains(directory: str, path: str) -> bool:
-    """Return whether a path is a directory or lies below it. Both are absolute and without links."""
-    return path == directory or path.startswith(directory.rstrip("/") + "/")

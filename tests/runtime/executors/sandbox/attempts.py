@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import pytest
 
 from djqueue.core.permissions import NOTHING, Permissions
-from djqueue.runtime.executors.sandbox.layers import missing_layers
+from djqueue.runtime.executors.sandbox.apply import missing_layers
 from tests.runtime.executors.sandbox.harness import NOBODY, USERS, Result, inside, run
 
 Place = TypeVar("Place")

@@ -18,9 +18,8 @@ from typing import Any
 
 from djqueue.core.permissions import Permissions
 from djqueue.runtime.executors.sandbox.apply import Sandbox
-from djqueue.runtime.executors.sandbox.supervise import ConnectBroker, receive_listener
-from djqueue.runtime.executors.sandbox.syscalls import set_dumpable, syscall
-from djqueue.runtime.executors.sandbox.tables import this_machine
+from djqueue.runtime.executors.sandbox.broker import ConnectBroker, receive_listener
+from djqueue.runtime.executors.sandbox.syscalls import set_dumpable, syscall, this_machine
 
 NOBODY = 65_534
 USERS = ("root", "nobody") if os.geteuid() == 0 else ("user",)

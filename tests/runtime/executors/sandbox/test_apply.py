@@ -15,12 +15,15 @@ import pytest
 
 from djqueue.core.errors import OptionError
 from djqueue.core.permissions import NOTHING, Permissions
-from djqueue.runtime.executors.sandbox import apply, selftest
-from djqueue.runtime.executors.sandbox.apply import Sandbox
-from djqueue.runtime.executors.sandbox.errors import SandboxSelfTestFailedError
-from djqueue.runtime.executors.sandbox.paths import contains, existing, interpreter_paths
-from djqueue.runtime.executors.sandbox.programs import interpreter_of, loader_of
-from djqueue.runtime.executors.sandbox.selftest import self_test
+from djqueue.runtime.executors.sandbox import SandboxSelfTestFailedError, apply
+from djqueue.runtime.executors.sandbox.apply import Sandbox, self_test
+from djqueue.runtime.executors.sandbox.paths import (
+    contains,
+    existing,
+    interpreter_of,
+    interpreter_paths,
+    loader_of,
+)
 from djqueue.runtime.executors.sandbox.syscalls import prctl
 from tests.runtime.executors.sandbox.attempts import USER, needs_sandbox
 from tests.runtime.executors.sandbox.harness import (
@@ -397,7 +400,6 @@ def test_self_test_detects_a_layer_without_effect(
         monkeypatch.setattr(Sandbox, "_restrict", lambda *_, **__: None)
     else:
         monkeypatch.setattr(apply, "filter_for", lambda *_, **__: NoFilter())
-        monkeypatch.setattr(selftest, "self_test", lambda *_, **__: None)
         monkeypatch.setattr(
             apply, "self_test", lambda _, may_fork: may_fork or self_test(NOTHING, may_fork=False)
         )

@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from djqueue.core.permissions import NOTHING, Permissions
-from djqueue.runtime.executors.sandbox.syscalls import prctl, syscall
-from djqueue.runtime.executors.sandbox.tables import this_machine
+from djqueue.runtime.executors.sandbox.syscalls import prctl, syscall, this_machine
 from tests.runtime.executors.sandbox.attempts import USER, WITHOUT, Attempt, each, needs_sandbox
 from tests.runtime.executors.sandbox.harness import LIBC, inside, libc, raw, run
 

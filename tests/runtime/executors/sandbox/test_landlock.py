@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from djqueue.runtime.executors.sandbox import landlock
-from djqueue.runtime.executors.sandbox.errors import PermissionPathError, SandboxUnavailableError
+from djqueue.runtime.executors.sandbox import PermissionPathError, SandboxUnavailableError, landlock
 from djqueue.runtime.executors.sandbox.landlock import NetRight, Right, Ruleset, Scope, abi, rights_of
 from tests.runtime.executors.sandbox.attempts import USER
 from tests.runtime.executors.sandbox.harness import run, shared_directory

@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 
 from djqueue.core.permissions import NOTHING, Permissions
-from djqueue.runtime.executors.sandbox import apply, landlock, layers, tables
-from djqueue.runtime.executors.sandbox.apply import Sandbox
-from djqueue.runtime.executors.sandbox.errors import SandboxUnavailableError
-from djqueue.runtime.executors.sandbox.layers import enforceable, missing_layers
+from djqueue.runtime.executors.sandbox import SandboxUnavailableError, apply, landlock, syscalls
+from djqueue.runtime.executors.sandbox.apply import Sandbox, enforceable, missing_layers
 from djqueue.runtime.executors.sandbox.seccomp import ALLOW, NOTIFY
 
 ALL = Permissions(read=True, write=True, net=True, run=True, listen=True)
@@ -26,11 +24,9 @@ class Kernel:
         self.version = 7
         self.machine = "x86_64"
         monkeypatch.setattr(landlock, "abi", lambda: self.version)
-        for module in (apply, layers):
-            monkeypatch.setattr(module, "has_action", lambda action: action in self.actions)
-        for module in (layers, tables):
-            monkeypatch.setattr(module.os, "uname", lambda: self)
-        monkeypatch.setattr(tables.sys, "platform", "linux")
+        monkeypatch.setattr(apply, "has_action", lambda action: action in self.actions)
+        monkeypatch.setattr(syscalls.os, "uname", lambda: self)
+        monkeypatch.setattr(syscalls.sys, "platform", "linux")
 
 
 @pytest.fixture
@@ -55,12 +51,12 @@ def test_current_kernel_enforces_all_permissions(kernel: Kernel, permissions: Pe
 def test_unknown_machine_enforces_no_permission(kernel: Kernel, permissions: Permissions) -> None:
     kernel.machine = "riscv64"
 
-    names = tuple(name for name in layers.KERNEL_PERMISSIONS if getattr(permissions, name) is not True)
+    names = tuple(name for name in apply.KERNEL_PERMISSIONS if getattr(permissions, name) is not True)
     assert missing(permissions) == ({"a supported system": names} if names else {})
 
 
 def test_error_for_another_operating_system_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables.sys, "platform", "darwin")
+    monkeypatch.setattr(syscalls.sys, "platform", "darwin")
 
     found = missing_layers(NOTHING)
     assert "this is darwin on" in str(found[0])
@@ -69,7 +65,7 @@ def test_error_for_another_operating_system_names_it(monkeypatch: pytest.MonkeyP
 def test_kernel_without_seccomp_enforces_no_permission(kernel: Kernel) -> None:
     kernel.actions = set()
 
-    assert missing(NOTHING) == {"seccomp filters": layers.KERNEL_PERMISSIONS}
+    assert missing(NOTHING) == {"seccomp filters": apply.KERNEL_PERMISSIONS}
     assert missing(ALL) == {}
 
 
@@ -89,7 +85,7 @@ def test_kernel_without_landlock_does_not_protect_files(
 
     (layer,) = missing_layers(permissions)
     assert layer.permissions == tuple(
-        name for name in layers.KERNEL_PERMISSIONS if getattr(permissions, name) is not True
+        name for name in apply.KERNEL_PERMISSIONS if getattr(permissions, name) is not True
     )
     assert layer.ineffective == ineffective
 
@@ -130,22 +126,22 @@ def test_error_message_names_permission_layer_kernel_and_remedy(kernel: Kernel) 
 def test_accepted_gaps_keep_the_other_permissions_enforced(kernel: Kernel) -> None:
     kernel.version = 0
 
-    assert enforceable(HOSTS, layers.KERNEL_PERMISSIONS) == Permissions(
+    assert enforceable(HOSTS, apply.KERNEL_PERMISSIONS) == Permissions(
         read=True, write=True, net=["a.example"]
     )
-    sandbox = Sandbox(HOSTS, {}, unenforced=layers.KERNEL_PERMISSIONS)
-    assert sandbox.unenforced == layers.KERNEL_PERMISSIONS
+    sandbox = Sandbox(HOSTS, {}, unenforced=apply.KERNEL_PERMISSIONS)
+    assert sandbox.unenforced == apply.KERNEL_PERMISSIONS
     assert sandbox.permissions.net == ("a.example",)
 
 
 def test_accepted_gaps_on_an_unknown_system_enforce_no_permission(kernel: Kernel) -> None:
     kernel.machine = "riscv64"
     kernel.actions = set()
-    sandbox = Sandbox(HOSTS, {}, unenforced=layers.KERNEL_PERMISSIONS)
+    sandbox = Sandbox(HOSTS, {}, unenforced=apply.KERNEL_PERMISSIONS)
 
     sandbox.stage_one()
     sandbox.stage_two()
-    assert sandbox.unenforced == layers.KERNEL_PERMISSIONS
+    assert sandbox.unenforced == apply.KERNEL_PERMISSIONS
 
 
 def test_gaps_are_accepted_only_where_they_exist(kernel: Kernel) -> None:

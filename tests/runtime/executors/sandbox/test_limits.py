@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from djqueue.core.permissions import NOTHING, Permissions
-from djqueue.runtime.executors.sandbox.programs import loader_of
+from djqueue.runtime.executors.sandbox.paths import loader_of
 from tests.runtime.executors.sandbox.attempts import needs_sandbox
 from tests.runtime.executors.sandbox.harness import inside, shared_directory
 

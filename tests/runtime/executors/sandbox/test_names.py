@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from djqueue.core.permissions import Permissions
-from djqueue.runtime.executors.sandbox.names import use_supervisor
+from djqueue.runtime.executors.sandbox.addresses import use_supervisor
 from tests.runtime.executors.sandbox.attempts import needs_sandbox
 from tests.runtime.executors.sandbox.harness import inside
 

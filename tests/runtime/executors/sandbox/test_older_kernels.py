@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from djqueue.core.permissions import NOTHING, Permissions
-from djqueue.runtime.executors.sandbox import landlock, layers
+from djqueue.runtime.executors.sandbox import apply, landlock
 from tests.runtime.executors.sandbox.attempts import Attempt, named, needs_sandbox, variants
 from tests.runtime.executors.sandbox.harness import USERS, inside
 from tests.runtime.executors.sandbox.test_attempts_on_files import IDENTITY, READS, WRITES
@@ -74,6 +74,6 @@ def test_network_is_denied_without_landlock(
     permissions = attempt.refused_with(servers)
 
     result = inside(
-        lambda: attempt.action(servers), permissions, user=user, unenforced=layers.KERNEL_PERMISSIONS
+        lambda: attempt.action(servers), permissions, user=user, unenforced=apply.KERNEL_PERMISSIONS
     )
     assert result.errno in attempt.errors, result

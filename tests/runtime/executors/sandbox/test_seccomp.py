@@ -11,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from djqueue.core.permissions import NOTHING, Permissions
-from djqueue.runtime.executors.sandbox import calls
-from djqueue.runtime.executors.sandbox.calls import filter_for
-from djqueue.runtime.executors.sandbox.errors import SandboxError
+from djqueue.runtime.executors.sandbox import SandboxError, seccomp
 from djqueue.runtime.executors.sandbox.seccomp import (
     ALLOW,
     ERROR,
@@ -24,10 +22,11 @@ from djqueue.runtime.executors.sandbox.seccomp import (
     Filter,
     any_bits,
     equals,
+    filter_for,
     has_action,
     is_null,
 )
-from djqueue.runtime.executors.sandbox.tables import AARCH64, X86_64, Machine, this_machine
+from djqueue.runtime.executors.sandbox.syscalls import AARCH64, X86_64, Machine, this_machine
 from tests.runtime.executors.sandbox.bpf import answer
 from tests.runtime.executors.sandbox.harness import run
 
@@ -186,8 +185,8 @@ SETS = [
 @MACHINES
 @pytest.mark.parametrize("permissions", SETS, ids=Permissions.describe)
 def test_no_permission_allows_a_forbidden_system_call(machine: Machine, permissions: Permissions) -> None:
-    refused = [name for names in calls.REFUSED.values() for name in names.split()]
-    unavailable = calls.UNAVAILABLE.split()
+    refused = [name for names in seccomp.REFUSED.values() for name in names.split()]
+    unavailable = seccomp.UNAVAILABLE.split()
     for may_fork, abi in itertools.product((True, False), (0, 1, 4, 7)):
         rules = filter_for(permissions, machine, may_fork=may_fork, abi=abi)
 

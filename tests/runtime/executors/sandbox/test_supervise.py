@@ -19,16 +19,15 @@ from typing import Any
 import pytest
 
 from djqueue.core.permissions import Permissions
+from djqueue.runtime.executors.sandbox import SandboxError
 from djqueue.runtime.executors.sandbox.apply import Sandbox
-from djqueue.runtime.executors.sandbox.errors import SandboxError
-from djqueue.runtime.executors.sandbox.seccomp import Filter
-from djqueue.runtime.executors.sandbox.supervise import (
+from djqueue.runtime.executors.sandbox.broker import (
     DeniedAccess,
     receive_listener,
     send_listener,
 )
-from djqueue.runtime.executors.sandbox.syscalls import set_dumpable
-from djqueue.runtime.executors.sandbox.tables import this_machine
+from djqueue.runtime.executors.sandbox.seccomp import Filter
+from djqueue.runtime.executors.sandbox.syscalls import set_dumpable, this_machine
 from tests.runtime.executors.sandbox.attempts import USER, needs_sandbox, variants
 from tests.runtime.executors.sandbox.harness import (
     LIBC,

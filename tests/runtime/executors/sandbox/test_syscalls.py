@@ -14,9 +14,9 @@ from djqueue.runtime.executors.sandbox.syscalls import (
     set_dumpable,
     set_no_new_privileges,
     syscall,
+    this_machine,
     threads,
 )
-from djqueue.runtime.executors.sandbox.tables import this_machine
 from tests.runtime.executors.sandbox.attempts import USER, needs_sandbox
 from tests.runtime.executors.sandbox.harness import run
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from djqueue.runtime.executors.sandbox import tables
-from djqueue.runtime.executors.sandbox.errors import SandboxUnavailableError
-from djqueue.runtime.executors.sandbox.tables import AARCH64, MACHINES, X86_64, Machine, this_machine
+from djqueue.runtime.executors.sandbox import SandboxUnavailableError, syscalls
+from djqueue.runtime.executors.sandbox.syscalls import AARCH64, MACHINES, X86_64, Machine, this_machine
 
 X86_HEADERS = [
     Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"),
@@ -79,7 +78,7 @@ def test_unknown_machine_is_rejected(name: str, monkeypatch: pytest.MonkeyPatch)
     class Uname:
         machine = name
 
-    monkeypatch.setattr(tables.os, "uname", Uname)
+    monkeypatch.setattr(syscalls.os, "uname", Uname)
     with pytest.raises(SandboxUnavailableError, match=f"this is .* on {name}"):
         this_machine()
 

@@ -22,14 +22,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from djqueue.core.permissions import Permissions
-from djqueue.runtime.executors.threads import ThreadPool
+from djqueue.runtime.executors.threadpool import ThreadPool
 
+from . import SandboxError
 from .addresses import AddressBook, Resolver, Target, parse_address
-from .connecting import connect_socket, process_of, replace_socket, take_socket
-from .errors import SandboxError
 from .seccomp import notification_sizes
-from .syscalls import libc
+from .syscalls import libc, syscall, this_machine
 
+ADD_DESCRIPTOR = 0x40182103
+"""SECCOMP_IOCTL_NOTIF_ADDFD."""
+ADDED = struct.Struct("=QIIII")
+"""Id, flags, our descriptor, the process's descriptor and its flags."""
+AT_NUMBER = 1 << 0
+"""SECCOMP_ADDFD_FLAG_SETFD: replaces the descriptor of that number."""
+NO_SYMBOLIC_LINKS = 0x04
+"""RESOLVE_NO_SYMLINKS."""
+AT_WORKING_DIRECTORY = -100
+"""AT_FDCWD."""
+UNAVAILABLE = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES})
+"""Errors of a system that does not let the supervisor take a socket."""
 RECEIVE, SEND, IS_VALID = 0xC0502100, 0xC0182101, 0x40082102
 """Requests of a listener: SECCOMP_IOCTL_NOTIF_RECV, _SEND and _ID_VALID."""
 NOTIFICATION = struct.Struct("=QIIiIQ6Q")
@@ -37,6 +48,7 @@ NOTIFICATION = struct.Struct("=QIIiIQ6Q")
 ANSWER = struct.Struct("=QqiI")
 """Id, result, negative error and flags."""
 LONGEST_ADDRESS = 128
+"""Maximum bytes of a socket address."""
 MAX_CONNECTING = 32
 """Maximum number of connections that one broker makes at once; further ones wait."""
 WATCH = 1_000
@@ -47,6 +59,7 @@ LONGEST_TARGET = 300
 """Maximum number of characters of a target in a report."""
 MARK = b"L"
 """Content of the message that carries a listener."""
+
 
 logger = logging.getLogger("djqueue.sandbox")
 
@@ -199,8 +212,8 @@ class ConnectBroker:
 
         The self-test of a new process must not wait behind connections that take long.
         """
-        id, thread, _flags, _number, _architecture, _ip, _socket, pointer, given, *_ = notification
-        length = ctypes.c_int(given).value
+        id, thread, _flags, _number, _architecture, _ip, _socket, pointer, size, *_ = notification
+        length = ctypes.c_int(size).value
         if not 0 <= length <= LONGEST_ADDRESS:
             return False
         try:
@@ -325,9 +338,111 @@ class ConnectBroker:
             self._listener = self._wake_reader = self._wake_writer = -1
 
 
+def process_of(thread: int) -> int:
+    """Return the process that a thread belongs to. Raises OSError if it has ended."""
+    with open(f"/proc/{thread}/status", encoding="utf-8", errors="replace") as file:
+        for line in file:
+            if line.startswith("Tgid:"):
+                return int(line.split()[1])
+    raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+
+
+def take_socket(process: int, descriptor: int) -> int | None:
+    """Return a duplicate of a process's file descriptor, or None if the system does not allow that.
+
+    Raises OSError with EBADF if the process has no such descriptor.
+    """
+    try:
+        return syscall(this_machine().numbers["pidfd_getfd"], process, descriptor, 0)
+    except OSError as error:
+        if error.errno in UNAVAILABLE:
+            # Container runtimes refuse it to processes without CAP_SYS_PTRACE.
+            return None
+        raise
+
+
+def replace_socket(listener: int, id: int, target: Target, *, thread: int, descriptor: int) -> int:
+    """Connect a new socket, put it over a process's, and return the errno of the attempt, 0 for success.
+
+    Options that were set on the old socket are lost, except whether it blocks.
+
+    Args:
+        listener: Listener of the notification.
+        id: Notification.
+        target: Address that was checked.
+        thread: Thread that called `connect`.
+        descriptor: Its file descriptor of the socket.
+    """
+    flags = _flags_of(thread, descriptor)
+    if flags is None:
+        return errno.EBADF
+    with socket.socket(target.family, socket.SOCK_STREAM) as made:
+        os.set_blocking(made.fileno(), not flags & os.O_NONBLOCK)
+        code = connect_socket(made.fileno(), target)
+        if code not in (0, errno.EINPROGRESS):
+            return code
+        on_exec = os.O_CLOEXEC if flags & os.O_CLOEXEC else 0
+        request = ADDED.pack(id, AT_NUMBER, made.fileno(), descriptor, on_exec)
+        fcntl.ioctl(listener, ADD_DESCRIPTOR, request)
+        return code
+
+
+def connect_socket(descriptor: int, target: Target) -> int:
+    """Connect a socket, and return the errno of the attempt, 0 for success."""
+    if target.path:
+        return _connect_path(descriptor, target)
+    return _connect_raw(descriptor, target.raw)
+
+
+def _flags_of(thread: int, descriptor: int) -> int | None:
+    with suppress(OSError, ValueError), open(f"/proc/{thread}/fdinfo/{descriptor}", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("flags:"):
+                return int(line.split()[1], 8)
+    return None
+
+
+def _connect_path(descriptor: int, target: Target) -> int:
+    """Connect to a UNIX socket by its file: a link that was put in its place must not be followed."""
+    how = struct.pack("=QQQ", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, NO_SYMBOLIC_LINKS)
+    options = ctypes.create_string_buffer(how, len(how))
+    name = ctypes.create_string_buffer(os.fsencode(target.directory))
+    try:
+        directory = syscall(
+            this_machine().numbers["openat2"],
+            AT_WORKING_DIRECTORY,
+            ctypes.addressof(name),
+            ctypes.addressof(options),
+            len(how),
+        )
+    except OSError as error:
+        return error.errno or errno.EACCES
+    try:
+        flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(os.path.basename(target.path), flags, dir_fd=directory)
+    except OSError as error:
+        return error.errno or errno.EACCES
+    finally:
+        os.close(directory)
+    try:
+        if not stat.S_ISSOCK(os.fstat(file).st_mode):
+            return errno.ECONNREFUSED
+        return _connect_raw(
+            descriptor, struct.pack("=H", socket.AF_UNIX) + f"/proc/self/fd/{file}\0".encode()
+        )
+    finally:
+        os.close(file)
+
+
+def _connect_raw(descriptor: int, address: bytes) -> int:
+    buffer = ctypes.create_string_buffer(address, len(address))
+    result = libc().connect(ctypes.c_int(descriptor), buffer, ctypes.c_uint32(len(address)))
+    return 0 if result == 0 else ctypes.get_errno()
+
+
 def _printable(text: str) -> str:
     """Return a text that a job chose in a form that logs and databases accept."""
-    return "".join(one if one.isprintable() else "?" for one in text[:LONGEST_TARGET])
+    return "".join(c if c.isprintable() else "?" for c in text[:LONGEST_TARGET])
 
 
 def _copy_memory(thread: int, address: int, length: int) -> bytes:

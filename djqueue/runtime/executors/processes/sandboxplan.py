@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 from django.apps import apps
 from django.conf import settings as django_settings
 
-from djqueue import _version
 from djqueue.conf import has_django
 from djqueue.core.errors import ConfigurationError, OptionError
 from djqueue.core.permissions import Permissions
-from djqueue.runtime.executors.sandbox.layers import missing_layers
+from djqueue.runtime.executors.sandbox.apply import missing_layers
 from djqueue.runtime.executors.sandbox.paths import contains, interpreter_paths, real_path
 
 VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "DJANGO_SETTINGS_MODULE")
 """Environment variables that a sandboxed process always has, besides LC_*."""
 PREFIX = "djqueue-jobs-"
 """Beginning of the name of a parent of temporary directories; the worker's process id follows."""
+PACKAGE = str(Path(__file__).parents[3])
+"""Folder of djqueue itself."""
 NO_HOME = "/nonexistent"
 """Home directory of a process that has no temporary one."""
 PORTS = {"postgresql": 5432, "postgis": 5432, "mysql": 3306, "oracle": 1521}
@@ -120,8 +121,8 @@ def _check_paths(permissions: Permissions, values: Mapping[str, str], project: t
 def _values() -> dict[str, str]:
     if not has_django():
         return {}
-    found = {name: str(getattr(django_settings, name, "") or "") for name in ("MEDIA_ROOT", "STATIC_ROOT")}
-    return {name: path for name, path in found.items() if path.startswith("/")}
+    roots = {name: str(getattr(django_settings, name, "") or "") for name in ("MEDIA_ROOT", "STATIC_ROOT")}
+    return {name: path for name, path in roots.items() if path.startswith("/")}
 
 
 def _project_paths() -> tuple[str, ...]:
@@ -134,29 +135,29 @@ def _project_paths() -> tuple[str, ...]:
     return tuple(
         path
         for path in dict.fromkeys(paths)
-        if os.path.isdir(path) and not any(contains(one, path) for one in inside)
+        if os.path.isdir(path) and not any(contains(directory, path) for directory in inside)
     )
 
 
 def _code_paths(project: tuple[str, ...]) -> tuple[str, ...]:
     """Return the directories of installed apps, unless they contain the project itself."""
-    paths = [str(Path(_version.__file__).parent)]
+    paths = [PACKAGE]
     if has_django():
         paths += [config.path for config in apps.get_app_configs()]
     real = dict.fromkeys(map(os.path.realpath, paths))
-    return tuple(path for path in real if not any(contains(path, one) for one in project))
+    return tuple(path for path in real if not any(contains(path, directory) for directory in project))
 
 
 def _database_servers(permissions: Permissions) -> list[str]:
     """Return the entries of `net` for the databases that a job may use."""
-    found = []
+    servers = []
     for alias, config in django_settings.DATABASES.items() if has_django() else ():
         engine = str(config.get("ENGINE", "")).rpartition(".")[2]
         if not permissions.allows_db(alias) or engine not in PORTS:
             continue
         host, port = str(config.get("HOST") or ""), config.get("PORT") or PORTS[engine]
         if host.startswith("/") or not host:
-            found.append(f"unix:{host or SOCKETS}/.s.PGSQL.{port}")
+            servers.append(f"unix:{host or SOCKETS}/.s.PGSQL.{port}")
         else:
-            found.append(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-    return found
+            servers.append(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    return servers

@@ -1,0 +1,116 @@
+"""A pool of daemon threads that wakes as few of them as possible."""
+
+from collections import deque
+from collections.abc import Callable
+from threading import Lock, Thread
+from typing import Any
+
+IDLE = 60.0
+"""Seconds after which an idle thread ends."""
+
+
+class ThreadPool:
+    """Runs calls on up to `limit` threads, and wakes as few of them as possible.
+
+    The pool wakes one idle thread at a time. When that thread takes a call, it wakes the next one if there
+    are more calls. While a call runs to its end without releasing the GIL, no other thread can start, so one
+    thread makes all the calls: waking a thread per job costs several times as much as a short job. A call
+    that waits for I/O lets the next thread start at once.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        name: str,
+        *,
+        on_wake: Callable[[], None] | None = None,
+        on_exit: Callable[[], None] | None = None,
+    ) -> None:
+        self._limit = limit
+        self._name = name
+        self._on_wake = on_wake
+        """Called on a thread that was idle, before its next call."""
+        self._on_exit = on_exit
+        """Called on a thread at its end."""
+        self._calls: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._lock = Lock()
+        self._idle: list[Lock] = []
+        """Locks that idle threads wait for. The pool wakes the thread that came last."""
+        self._threads = 0
+        self._waking = False
+        """Whether a thread has been woken and has not taken a call yet."""
+        self._closed = False
+
+    def submit(self, function: Callable[[Any], None], argument: Any) -> None:
+        """Call `function(argument)`, which must not raise, on a thread."""
+        self._calls.append((function, argument))
+        if not self._waking:
+            self._wake_one()
+
+    def close(self) -> None:
+        """End the threads: idle ones now, the others after their calls."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for gate in idle:
+            gate.release()
+
+    def _wake_one(self) -> None:
+        with self._lock:
+            if self._waking or not self._calls:
+                return
+            if self._idle:
+                self._waking = True
+                self._idle.pop().release()
+                return
+            if self._threads >= self._limit:
+                # Every thread is busy, and takes the next call when it has finished.
+                return
+            self._waking = True
+            self._threads += 1
+            number = self._threads
+        # Daemon threads, because a thread may be stuck in a handler when the process should end.
+        Thread(target=self._serve, name=f"{self._name}-{number}", daemon=True).start()
+
+    def _serve(self) -> None:
+        gate = Lock()
+        gate.acquire()
+        self._waking = False
+        try:
+            while self._take_calls() and self._wait(gate):
+                self._waking = False
+        finally:
+            with self._lock:
+                self._threads -= 1
+            if self._on_exit is not None:
+                self._on_exit()
+
+    def _take_calls(self) -> bool:
+        calls = self._calls
+        while True:
+            try:
+                function, argument = calls.popleft()
+            except IndexError:
+                return True
+            if calls and not self._waking:
+                self._wake_one()
+            function(argument)
+
+    def _wait(self, gate: Lock) -> bool:
+        """Wait to be woken; return False if the thread should end."""
+        with self._lock:
+            if self._calls:
+                return True
+            if self._closed:
+                return False
+            self._idle.append(gate)
+        if not gate.acquire(timeout=IDLE):
+            with self._lock:
+                if gate in self._idle:
+                    self._idle.remove(gate)
+                    return False
+            # The thread was woken at the moment of its timeout.
+            gate.acquire()
+        if self._on_wake is not None and self._calls:
+            self._on_wake()
+        return bool(self._calls) or not self._closed

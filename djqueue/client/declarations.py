@@ -13,10 +13,10 @@ from django.apps import apps
 
 from djqueue.core.errors import ArgumentsError, JobNameError, OptionError, UnknownJobError
 from djqueue.core.job import is_call
-from djqueue.core.options import PARSERS, EnqueueOptions, check_text
+from djqueue.core.options import EnqueueOptions, check_text
 from djqueue.core.suggest import nearest
 from djqueue.core.units import milliseconds
-from djqueue.schedules import Schedule, parse_schedule
+from djqueue.schedules import SCHEDULE_PARSERS, Schedule, parse_schedule
 
 from .arguments import Arguments
 
@@ -273,7 +273,7 @@ declared = Declarations()
 
 def split_options(options: dict[str, Any]) -> dict[str, Any]:
     """Remove the options of a schedule from the options of `@job`, and return them. Raises OptionError."""
-    when = {name: options.pop(name) for name in PARSERS if name in options}
+    when = {name: options.pop(name) for name in SCHEDULE_PARSERS if name in options}
     if when.get("cron") is None and when.get("every") is None:
         for name in sorted(when.keys() - {"cron", "every"}):
             raise OptionError(f"{name}: requires cron or every")

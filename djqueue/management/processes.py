@@ -29,7 +29,6 @@ from djqueue.core.errors import (
     SchedulerRunningError,
     UnknownQueueError,
 )
-from djqueue.dashboard.reading import SHARE
 from djqueue.operations.annotations import annotate_version
 from djqueue.operations.mirror import is_mirrored, mirroring
 from djqueue.operations.relay import relaying
@@ -45,6 +44,7 @@ from djqueue.runtime.maintenance import Maintenance
 from djqueue.runtime.runs import AttemptCount
 from djqueue.runtime.serving import CHILD_SIGNALS, handling, interruptible, serve
 from djqueue.runtime.supervisor import ProcessLimits, ProcessRole, Supervisor
+from djqueue.runtime.watching import RENEWALS_PER_LEASE
 from djqueue.storage.base import Storage
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class WorkerRunner:
         if not (patience and self._own_process and not worker.storage.capabilities.in_process and can_keep()):
             return None
         try:
-            keeper = LeaseKeeper(worker.storage, worker.options.heartbeat * SHARE, patience)
+            keeper = LeaseKeeper(worker.storage, worker.options.heartbeat * RENEWALS_PER_LEASE, patience)
         except OSError as error:
             logger.warning(
                 "No lease keeper could be started (%s). Only this process renews its leases: the job of a "

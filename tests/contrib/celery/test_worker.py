@@ -271,9 +271,9 @@ def test_redelivered_task_that_has_succeeded_does_not_fail(project: CeleryProjec
     stalled = project.run(
         """
         from types import SimpleNamespace
-        from djqueue.contrib.celery.native import CeleryTasks
+        from djqueue.contrib.celery.worker import CeleryTasks
         from djqueue.runtime.runs import run_of
-        import djqueue.contrib.celery.native as native
+        import djqueue.contrib.celery.worker as native
 
         class Stalled(CeleryTasks):
             def _run(self, request):

@@ -24,7 +24,6 @@ from djqueue.storage.tables import rows
 from djqueue.storage.tables.dberrors import named
 
 from . import dependencies, stored, transitions
-from .connections import is_in_transaction
 from .stored import DELAYED, NEW_JOB, READY, StoredJob, place, ready_row
 from .transaction import Database, Tx, group_lock, key_lock
 from .wake import Background
@@ -373,7 +372,7 @@ class WriteBuffer:
 
     def would_wait_for_caller(self) -> bool:
         """Return whether a write apart from the caller's transaction would wait for its end."""
-        return not self._database.dialect.has_clock and is_in_transaction(connections[self._database.alias])
+        return not self._database.dialect.has_clock and self._database.is_in_transaction()
 
     def add(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """Keep jobs, to be written soon; return their results.

@@ -47,7 +47,7 @@ from djqueue.storage.tables.rows import chunked
 
 from . import claim, enqueue, finish, limiters, queues, stored, sweep, transitions, workers
 from .bulkwrites import SqlBulkWriteReports
-from .connections import CallThread, is_in_transaction
+from .connections import CallThread
 from .enqueue import WriteBuffer
 from .events import SqlEvents
 from .export import SqlExport
@@ -199,7 +199,7 @@ class DatabaseStorage(Storage):
     # The hot path.
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        if self._is_in_transaction():
+        if self.database.is_in_transaction():
             return self._enqueue(batches)  # It would keep its locks while it waits for room.
         return backpressure.enqueue(self.events, self.database.policy, batches, self._enqueue)
 
@@ -207,12 +207,11 @@ class DatabaseStorage(Storage):
         async def once(some: Sequence[Batch]) -> list[EnqueueResult]:
             return await self.acall(self._enqueue, some)
 
-        if backpressure.may_wait(self.database.policy, batches) and await self.acall(self._is_in_transaction):
+        if backpressure.may_wait(self.database.policy, batches) and await self.acall(
+            self.database.is_in_transaction
+        ):
             return await once(batches)
         return await backpressure.aenqueue(self, self.database.policy, batches, once)
-
-    def _is_in_transaction(self) -> bool:
-        return is_in_transaction(connections[self.alias])
 
     def _enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         durable = any(batch.options.durable for batch in batches)
@@ -396,7 +395,7 @@ class SqlQueues(Queues):
         return queues.clean(self._write, queue, states, before, limit)
 
     def obliterate(self, queue: str, *, force: bool = False) -> int:
-        if is_in_transaction(connections[self._database.alias]):
+        if self._database.is_in_transaction():
             # All or nothing: the caller may handle the error, and commit.
             count = self._write(lambda tx: queues.obliterate(lambda step: step(tx), queue, force=force))
         else:

@@ -214,6 +214,10 @@ class Database:
         """Return the next number, so that each claim starts with another queue."""
         return next(self._rotation)
 
+    def is_in_transaction(self) -> bool:
+        """Return whether the thread's connection has a transaction of the caller."""
+        return is_in_transaction(connections[self.alias])
+
     def write(self, work: "Callable[[Tx], T]", *, durable: bool = False) -> T:
         """Run a function in a transaction that writes; errors name the database and what to do.
 

@@ -86,11 +86,11 @@ class SocketServer:
             try:
                 connection, _ = listener.accept()
             except OSError as error:
-                if self._is_closed:
-                    return
                 if listener is not self._listener:
                     listener.close()
                     continue
+                if self._is_closed:
+                    return
                 failures.log(logging.ERROR, "accept", "Could not accept a connection: %s", error)
                 self._pause.wait(AFTER_ERROR)
                 continue

@@ -426,7 +426,7 @@ def test_renewal_of_an_overdue_lease_waits_for_a_slow_sweep_that_takes_it_back(m
     flush, write = Tx.flush, storage.database.transactions.write_unless_locked
 
     def slow_flush(tx):
-        if tx.storage is other and not hot.ClaimedJob.objects.exists():
+        if tx.database is other.database and not hot.ClaimedJob.objects.exists():
             is_taken.set()
             has_waited.wait(PATIENCE)
         flush(tx)

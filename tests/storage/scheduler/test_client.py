@@ -20,6 +20,7 @@ from djqueue.core.errors import (
 )
 from djqueue.core.states import State
 from djqueue.operations.relay import relay_of
+from djqueue.storage.scheduler import server
 from djqueue.storage.scheduler.folder import PrivateFolder
 from djqueue.storage.snapshots import JOB, Part
 from djqueue.storage.wire import LENGTH, MAX_FRAME
@@ -242,6 +243,18 @@ def test_running_jobs_survive_the_removal_of_the_folder(scheduler, client, tmp_p
 
     assert finish(client, completing(claimed)) == [True]
     assert (tmp_path / "s" / client.client.name).exists()
+
+
+def test_socket_that_was_made_again_is_closed_at_once(scheduler, monkeypatch, tmp_path):
+    shut, removed = server._shut, []
+    monkeypatch.setattr(server, "_shut", removed.append)
+    shutil.rmtree(tmp_path / "s")
+    scheduler.maintain()
+
+    monkeypatch.setattr(server, "_shut", lambda ended: [shut(each) for each in (*removed, ended)])
+    scheduler.close()
+
+    assert [listener.fileno() for listener in removed] == [-1]
 
 
 def test_running_jobs_survive_the_removal_of_a_worker_s_note(scheduler, client, tmp_path):

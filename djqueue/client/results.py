@@ -286,17 +286,19 @@ def _due(why: Explanation) -> str:
 
 REASONS: dict[str, Callable[[Explanation], str]] = {
     "paused": lambda why: f"queue {why.queue!r} is paused",
-    "group_paused": lambda why: f"its group {why.group!r} is paused",
+    "key_paused": lambda why: f"its concurrency key {why.concurrency_key!r} is paused",
     "delayed": lambda why: f"it is due {_due(why)}",
     "blocked": _blocked,
     "no_worker": lambda why: (
         f"no live worker serves queue {why.queue!r}. Start one with `manage.py runworkers`"
     ),
     "no_handler": _no_handler,
-    "group_rate": lambda why: f"the rate limit of its group {why.group!r} allows the next job {_due(why)}",
-    "group_busy": lambda why: _ahead(
+    "key_rate": lambda why: (
+        f"the rate limit of its concurrency key {why.concurrency_key!r} allows the next job {_due(why)}"
+    ),
+    "key_busy": lambda why: _ahead(
         why,
-        f"its group {why.group!r} has reached its concurrency limit of {why.limit}",
+        f"its concurrency key {why.concurrency_key!r} has reached its concurrency limit of {why.limit}",
     ),
     "behind_rate": lambda why: _ahead(
         why, f"the rate limit of queue {why.queue!r} allows the next job {_due(why)}"

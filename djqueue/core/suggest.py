@@ -15,6 +15,7 @@ FOREIGN_OPTIONS = {
     "depends": "depends_on",
     "eta": "run_at",
     "expires": "ttl",
+    "group": "concurrency_key",
     "idempotency_key": "unique_key",
     "job_id": "id",
     "job_timeout": "timeout",

@@ -77,15 +77,17 @@ EXPLANATIONS = {
         "Worker %(worker)s has stopped responding. The job is retried when the lease expires."
     ),
     "paused": gettext_lazy("The queue is paused. No job starts until the queue is resumed."),
-    "group_paused": gettext_lazy("Group %(group)s is paused."),
+    "key_paused": gettext_lazy("Concurrency key %(concurrency_key)s is paused."),
     "delayed": gettext_lazy("The job is scheduled for later."),
     "blocked": gettext_lazy("The job waits for unfinished dependencies."),
     "no_worker": gettext_lazy("No live worker serves the queue. Start one with manage.py runworkers."),
     "no_handler": gettext_lazy(
         "No live worker of the queue has a handler for %(name)s. Deploy the code that defines the job."
     ),
-    "group_rate": gettext_lazy("Group %(group)s has reached its rate limit."),
-    "group_busy": gettext_lazy("Group %(group)s has reached its concurrency limit of %(limit)s."),
+    "key_rate": gettext_lazy("Concurrency key %(concurrency_key)s has reached its rate limit."),
+    "key_busy": gettext_lazy(
+        "Concurrency key %(concurrency_key)s has reached its concurrency limit of %(limit)s."
+    ),
     "behind_rate": gettext_lazy("The queue has reached its rate limit."),
     "limiter_rate": gettext_lazy("The shared limiter %(limiter)s has reached its rate limit."),
     "limiter_full": gettext_lazy(

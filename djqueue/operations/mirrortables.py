@@ -12,7 +12,7 @@ from djqueue.codecs import encode
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.job import DeadLetterRecord, JobRecord
 from djqueue.core.options import MSGPACK, JobKey, JobOptions
-from djqueue.core.policies import GroupLimit
+from djqueue.core.policies import KeyLimit
 from djqueue.core.states import LIVE, TERMINAL, State
 from djqueue.core.units import to_datetime
 from djqueue.core.workers import WorkerInfo
@@ -306,13 +306,13 @@ class Tables:
             else:
                 self._dialect.insert(models.QueueState, QUEUE_STATE, [row], key=("name",))
 
-    def group_limits(self, queue: str) -> Mapping[str | None, GroupLimit]:
+    def key_limits(self, queue: str) -> Mapping[str | None, KeyLimit]:
         """Return the limits of a queue's groups; None is the key of the default."""
-        return DatabaseInspector(self._alias).group_limits(queue)
+        return DatabaseInspector(self._alias).key_limits(queue)
 
-    def write_groups(self, queue: str, limits: Mapping[str | None, GroupLimit]) -> None:
+    def write_groups(self, queue: str, limits: Mapping[str | None, KeyLimit]) -> None:
         """Replace the limits of a queue's groups."""
-        known = self.group_limits(queue)
+        known = self.key_limits(queue)
         gone = [(queue, group or "") for group in known.keys() - limits.keys()]
         new = [(group, limit) for group, limit in limits.items() if known.get(group) != limit]
         if not gone and not new:
@@ -367,7 +367,7 @@ def job_rows(records: Iterable[JobRecord], expiries: Iterable[int | None]) -> tu
         if options is not shared:
             shared = options
             packed = rows.pack_options(options)
-            fixed = (options.unique_key, options.group, options.subject)
+            fixed = (options.unique_key, options.concurrency_key, options.subject)
             priority, content_type = options.priority, options.content_type
         if worker != last_worker:
             last_worker, worker_name = worker, clean(worker, TEXT_LIMIT)

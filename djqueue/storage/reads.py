@@ -11,13 +11,13 @@ from djqueue.core.explain import Explanation
 from djqueue.core.flow import MAX_FLOW_JOBS, FlowGraph
 from djqueue.core.job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
 from djqueue.core.metrics import Bucket
-from djqueue.core.overview import Diagnostics, Finding, GroupsOverview, Overview
+from djqueue.core.overview import Diagnostics, Finding, KeysOverview, Overview
 from djqueue.core.pages import JobPage, JobSummaryPage
 from djqueue.core.states import State
 
 
 class Reads(Protocol):
-    """Reads of jobs, queues, groups and metrics."""
+    """Reads of jobs, queues, concurrency keys and metrics."""
 
     @abstractmethod
     def jobs(self, queue: str, ids: Sequence[str]) -> list[JobRecord | None]:
@@ -133,15 +133,15 @@ class Reads(Protocol):
         """
 
     @abstractmethod
-    def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
-        """Return up to `limit` groups of a queue, those with the most waiting jobs first, and the named ones.
+    def concurrency_keys(self, queue: str, limit: int, names: Sequence[str] = ()) -> KeysOverview:
+        """Return up to `limit` keys of a queue, those with the most waiting jobs first, and the named ones.
 
-        If a queue has very many groups, only some are considered, and the result says so.
+        If a queue has very many keys, only some are considered, and the result says so.
         """
 
     @abstractmethod
-    def group_modes(self, queues: Sequence[str]) -> dict[str, str]:
-        """Return the group mode of each queue, one of `core.policies.GROUP_MODES`, in one call for all."""
+    def key_modes(self, queues: Sequence[str]) -> dict[str, str]:
+        """Return the key mode of each queue, one of `core.policies.KEY_MODES`, in one call for all."""
 
     @abstractmethod
     def series(

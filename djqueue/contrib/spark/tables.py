@@ -94,7 +94,7 @@ JOBS = Table(
         Column("run_at", "timestamp", "the earliest start; after a retry, that of the next attempt"),
         Column("started_at", "timestamp", "when its last attempt started"),
         Column("finished_at", "timestamp", "when it ended"),
-        Column("group", "string", "the job's group"),
+        Column("concurrency_key", "string", "the job's concurrency key"),
         Column("unique_key", "string", "unique among the unfinished jobs of the queue"),
         Column("subject", "string", "the object that the job is about"),
         Column("tags", "array<string>", "its tags"),

@@ -155,7 +155,7 @@ class Database:
         clock: The source of time; by default that of the database server, or of this machine for SQLite.
         metrics: How long metrics are kept.
         notify: PostgreSQL notifies workers and subscribers of what has happened elsewhere.
-        has_settings: Whether the policies are those of the project; otherwise the group modes of queues are
+        has_settings: Whether the policies are those of the project; otherwise the key modes of queues are
             looked up.
     """
 
@@ -199,8 +199,8 @@ class Database:
         return self._policies.get(queue, DEFAULT_POLICY)
 
     def follow_mode(self, queue: str, mode: str) -> None:
-        """Use a queue in this group mode from now on."""
-        self._policies[queue] = replace(self.policy(queue), group_mode=mode)
+        """Use a queue in this key mode from now on."""
+        self._policies[queue] = replace(self.policy(queue), key_mode=mode)
 
     def policies(self) -> Mapping[str, QueuePolicy]:
         """Return the configuration of the queues that have one."""

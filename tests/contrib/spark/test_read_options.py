@@ -39,7 +39,7 @@ def test_every_read_option_is_parsed_regardless_of_case():
     assert wanted.queues == ("a", "b")
     assert wanted.states == {State.FAILED, State.COMPLETED}
     assert (wanted.until - wanted.since) == 11 * 3_600_000
-    assert [column.name for column in options.schema()] == ["id", "payload", "group"]
+    assert [column.name for column in options.schema()] == ["id", "payload", "concurrency_key"]
     assert (options.partitions, options.batch_size) == (4, 500)
 
 

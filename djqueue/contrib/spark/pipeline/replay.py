@@ -18,7 +18,7 @@ from .archive import archived
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CARRIED = ("priority", "group", "uniqueKey", "subject", "tags", "headers")
+CARRIED = ("priority", "concurrency_key", "uniqueKey", "subject", "tags", "headers")
 """Options taken from the columns of an archived job, unless set for all jobs."""
 COLUMNS = {"uniqueKey": "unique_key"}
 

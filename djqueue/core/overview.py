@@ -56,7 +56,7 @@ class QueueOverview(NamedTuple):
     """Weight of the active jobs."""
     key_mode: str
     """One of `core.policies.KEY_MODES`."""
-    group_waiting: int
+    key_waiting: int
     """Waiting jobs that their concurrency keys hold back."""
     names: dict[str, int]
     """Number of claimable jobs by job name."""

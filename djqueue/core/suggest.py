@@ -52,6 +52,7 @@ FOREIGN_OPTIONS = {
 """Options of Celery, RQ, Dramatiq, Huey, Procrastinate and others, and their equivalents here."""
 NOTES = {
     "attempts": "max_attempts counts the first attempt, too",
+    "group": "to label jobs, use tags",
     "max_retries": "max_attempts counts the first attempt, too",
     "retries": "max_attempts counts the first attempt, too",
     "retry": "max_attempts counts the first attempt, too",

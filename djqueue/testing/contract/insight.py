@@ -151,7 +151,7 @@ class InsightContract(StorageCase):
         found = overview(storage)
 
         assert found.names == {"a": 3, "b": 2, "c": 1}
-        assert found.group_waiting == 3
+        assert found.key_waiting == 3
         assert found.counts[State.WAITING] == 9
 
     def test_oldest_waiting_job_is_the_first_to_arrive(self, storage: Storage) -> None:

@@ -107,7 +107,7 @@ class Mirror:
         self._controls: dict[str, Row] = {}
         """Controls of the queues in the tables."""
         self._revisions: dict[str, int] = {}
-        """Version of each queue's group limits when they were last copied."""
+        """Version of each queue's limits of concurrency keys when they were last copied."""
         self._marks: dict[str, Mark] = {}
         """Position in each queue's stream."""
         self._swept_at = 0

@@ -251,7 +251,7 @@ class Events(Protocol):
 
 
 class Reads(Protocol):
-    """Reads of jobs, queues, groups and metrics.
+    """Reads of jobs, queues, concurrency keys and metrics.
 
     They change nothing, and are cheap enough for a page that refreshes every few seconds.
     """

@@ -61,7 +61,7 @@ class Table(NamedTuple):
 
 
 def ddl(columns: Iterable[Column]) -> str:
-    """Return columns as Spark DDL, with names in backticks because `group` is an SQL keyword."""
+    """Return columns as Spark DDL, with names in backticks, because a name may be an SQL keyword."""
     return ", ".join(f"`{column.name}` {column.type}" for column in columns)
 
 

@@ -707,7 +707,7 @@ class GroupsContract(StorageCase):
     # Modes.
 
     def test_queue_with_required_groups_rejects_ungrouped_jobs(self, storage: Storage) -> None:
-        with pytest.raises(OptionError, match=r"group: .*'keyed-only' require a group"):
+        with pytest.raises(OptionError, match=r"concurrency_key: required .*'keyed-only'"):
             storage.enqueue([batch(queue=KEYED_ONLY, concurrency_key="g"), batch(queue=KEYED_ONLY)])
 
         assert counts(storage, KEYED_ONLY) == {}

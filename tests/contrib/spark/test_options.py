@@ -116,7 +116,10 @@ WRONG = [
         "batchSize: must be at most 1,000, the jobs of one call to the storage; got 1001",
     ),
     ({"rateLimit": "inf"}, "rateLimit: must be a number of at least 0.001; got inf"),
-    ({"concurrency_key": "g", "concurrencyKeyColumn": "c"}, "group: set as an option and as a column"),
+    (
+        {"concurrency_key": "g", "concurrencyKeyColumn": "c"},
+        "concurrencyKey: set as an option and as a column",
+    ),
     ({"maxAttempts": "0"}, "maxAttempts: must be from 1"),
     (
         {"queueColumn": "q"},

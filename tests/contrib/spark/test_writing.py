@@ -458,7 +458,7 @@ def test_queue_with_required_groups_is_checked_before_tasks_start(url, write):
         owner.enqueue([batch(1, queue=QUEUE, concurrency_key="g")])
 
     with pytest.raises(
-        OptionError, match=r"group: jobs of queue 'emails' require a group.*concurrencyKeyColumn"
+        OptionError, match=r"concurrencyKey: required for jobs of queue 'emails'.*concurrencyKeyColumn"
     ):
         write()
 

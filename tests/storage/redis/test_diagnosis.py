@@ -46,4 +46,4 @@ def test_diagnostics_describe_each_master_of_a_cluster(cluster_options):
         lines = lines_of(storage)
 
     assert {"server.memory", "server.memory:1", "server.memory:2"} <= lines.keys()
-    assert len({lines[key].concurrency_key for key in lines if key.startswith("server.memory:")}) == 2
+    assert len({lines[key].group for key in lines if key.startswith("server.memory:")}) == 2

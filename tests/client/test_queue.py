@@ -538,13 +538,13 @@ def test_wrong_group_name_is_rejected(queue, do, verb, group):
         do(queue, verb, *arguments)
 
 
-def test_drain_removes_pending_jobs(queue, storage, do):
+def test_clear_removes_pending_jobs(queue, storage, do):
     queue.enqueue_many(range(5))
     queue.enqueue(1, delay=7 * 86_400)
     complete(storage)
     take(storage)
 
-    assert do(queue, "drain") == 4
+    assert do(queue, "clear") == 4
 
     counts = {state: count for state, count in queue.counts().items() if count}
     assert counts == {"active": 1, "completed": 1}
@@ -639,15 +639,15 @@ def test_every_method_that_reads_or_writes_has_async_twin():
     assert all(asyncio.iscoroutinefunction(getattr(Queue, name)) for name in twins - iterators)
 
 
-def test_drain_can_keep_delayed_and_blocked_jobs(queue):
+def test_clear_can_keep_delayed_and_blocked_jobs(queue):
     first = queue.enqueue()
     queue.enqueue(delay=60)
     queue.enqueue(depends_on=[Queue("others").enqueue()])
 
-    assert queue.drain(delayed=False) == 1
+    assert queue.clear(delayed=False) == 1
     assert queue.get_job(first.id) is None
     assert (queue.counts()["delayed"], queue.counts()["blocked"]) == (1, 1)
-    assert asyncio.run(queue.adrain()) == 2
+    assert asyncio.run(queue.aclear()) == 2
 
 
 @pytest.mark.parametrize("limit", [-1, 1.5, True, "10"])

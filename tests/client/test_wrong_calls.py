@@ -172,7 +172,7 @@ def test_callable_object_without_name_is_rejected_as_job():
         ("enqueue_at", r"Queue\.enqueue\(payload, run_at="),
         ("fetch_job", r"Queue\.get_job\(id\)"),
         ("count", r"Queue\.counts\(\)"),
-        ("empty", r"Queue\.drain\(\)"),
+        ("empty", r"Queue\.clear\(\)"),
         ("delete", r"Queue\.obliterate\(\)"),
         ("add", r"Queue\.enqueue\(payload\)"),
         ("delay", r"Queue\.enqueue\(payload\)"),

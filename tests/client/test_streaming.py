@@ -11,10 +11,10 @@ import pytest
 from djqueue import (
     JobFailedError,
     JobNotFoundError,
-    JobTimeoutError,
     OptionError,
     Queue,
     QueueFullError,
+    ResultTimeoutError,
     Retry,
     StorageUnavailableError,
     StreamRestartedError,
@@ -145,7 +145,7 @@ def test_job_without_items_has_an_empty_stream(queue, collect):
 def test_stream_enqueues_the_job_at_the_first_read(queue, storage):
     stream = queue.enqueue_and_stream()
     assert storage.reads.counts("orders")[State.WAITING] == 0
-    with pytest.raises(JobTimeoutError):
+    with pytest.raises(ResultTimeoutError):
         list(queue.enqueue_and_stream(wait=0))
     assert storage.reads.counts("orders")[State.WAITING] == 1
     stream.close()
@@ -358,7 +358,7 @@ def test_stream_timeout_during_an_outage_names_the_cause(queue, storage, monkeyp
 
     monkeypatch.setattr(storage.reads, "items", failing)
 
-    with pytest.raises(JobTimeoutError) as caught:
+    with pytest.raises(ResultTimeoutError) as caught:
         collect(queue, "stream", "a", wait=0)
 
     assert isinstance(caught.value.__cause__, StorageUnavailableError)

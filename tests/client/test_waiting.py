@@ -12,11 +12,11 @@ from djqueue import (
     JobCancelledError,
     JobFailedError,
     JobNotFoundError,
-    JobTimeoutError,
     MaxRetriesError,
     OptionError,
     PayloadTooLargeError,
     Queue,
+    ResultTimeoutError,
     SerializationError,
     StorageUnavailableError,
     UnrecoverableError,
@@ -248,7 +248,7 @@ def test_timeout_of_the_waiting_caller_does_not_stop_the_job(queue, do, held):
     queue.on("completed", ended)
     with working(orders=held):
         with pytest.raises(
-            JobTimeoutError, match=r"'a' of queue 'orders'.*0\.05 s.*was not stopped"
+            ResultTimeoutError, match=r"'a' of queue 'orders'.*0\.05 s.*was not stopped"
         ) as caught:
             do(queue, "enqueue_and_wait", 7, id="a", wait=0.05)
         held.let_go()
@@ -260,7 +260,7 @@ def test_timeout_of_the_waiting_caller_does_not_stop_the_job(queue, do, held):
 
 
 def test_wait_of_zero_enqueues_and_times_out(queue, do):
-    with pytest.raises(JobTimeoutError):
+    with pytest.raises(ResultTimeoutError):
         do(queue, "enqueue_and_wait", 1, id="a", wait=0)
     assert queue.get_job("a").state == "waiting"
 
@@ -297,10 +297,10 @@ def test_waiting_leaves_no_subscription(queue, storage, do, monkeypatch):
     monkeypatch.setattr(storage.events, "subscribe", counted)
     with working(orders=lambda job: 1):
         do(queue, "enqueue_and_wait", 1, wait=PATIENCE)
-    with pytest.raises(JobTimeoutError):
+    with pytest.raises(ResultTimeoutError):
         do(queue, "enqueue_and_wait", 1, wait=0)
     queue.enqueue(1, unique_key="k")
-    with pytest.raises(JobTimeoutError):
+    with pytest.raises(ResultTimeoutError):
         do(queue, "enqueue_and_wait", 1, unique_key="k", wait=0)
 
     assert open_ones == []
@@ -336,7 +336,7 @@ def test_wait_timeout_during_an_outage_names_the_cause(queue, storage, do, monke
         raise StorageUnavailableError("the cable is out")
 
     monkeypatch.setattr(storage.reads, "jobs", away)
-    with pytest.raises(JobTimeoutError) as caught:
+    with pytest.raises(ResultTimeoutError) as caught:
         do(queue, "enqueue_and_wait", 1, wait=0)
     assert isinstance(caught.value.__cause__, StorageUnavailableError)
 

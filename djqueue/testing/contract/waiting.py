@@ -14,8 +14,8 @@ from djqueue.core.errors import (
     JobCancelledError,
     JobFailedError,
     JobNotFoundError,
-    JobTimeoutError,
     MaxRetriesError,
+    ResultTimeoutError,
 )
 from djqueue.core.job import Claimed, Event, Outcome
 from djqueue.core.states import State
@@ -130,7 +130,7 @@ class WaitingContract(StorageCase):
         # The enqueue itself must arrive on a busy machine, too.
         with (
             patch.object(results, "LAST_LOOK", PATIENCE),
-            pytest.raises(JobTimeoutError, match="was not stopped"),
+            pytest.raises(ResultTimeoutError, match="was not stopped"),
         ):
             results.enqueue_and_wait(storage, batch(ids=["a"]), 0)
 

@@ -285,7 +285,7 @@ async def test_address_space_of_a_process_is_limited(site):
 async def test_processor_time_of_a_process_is_limited(site):
     reason, kind, message = await site.failure(jobs.burns)
 
-    assert (reason, kind) == ("timeout", "JobTimeoutError")
+    assert (reason, kind) == ("cpu_limit", "JobLimitError")
     assert "1 s of processor time" in message
 
 
@@ -650,7 +650,7 @@ async def test_limits_apply_to_jobs_in_a_reused_pool(site):
 
 
 async def test_processor_time_limit_kills_a_job_that_ignores_the_signal(site):
-    assert (await site.failure(jobs.burns_and_ignores))[0] == "timeout"
+    assert (await site.failure(jobs.burns_and_ignores))[0] == "cpu_limit"
 
 
 async def test_process_that_requests_without_reading_replies_is_killed(site):

@@ -44,11 +44,11 @@ from .streaming import Streaming, Wait
 from .transactions import When, of_storage
 
 EVENTS = (
-    "queued",
-    "active",
+    "enqueued",
+    "started",
     "progress",
     "item",
-    "failing",
+    "retried",
     "released",
     "stalled",
     "completed",
@@ -56,9 +56,9 @@ EVENTS = (
     "cancelled",
     "cancel_requested",
     "promoted",
-    "delayed",
+    "rescheduled",
     "unblocked",
-    "retried",
+    "requeued",
     "removed",
 )
 """The events of `Queue.on`."""

@@ -611,7 +611,7 @@ def test_event_handler_receives_only_the_requested_event(queue, storage, do):
     everything.until("completed", "a")
 
     assert heard.words() == ["completed"]
-    assert everything.words() == ["queued", "active", "completed"]
+    assert everything.words() == ["enqueued", "started", "completed"]
     assert isinstance(heard.events()[0], Event)
     assert (heard.events()[0].queue, heard.events()[0].state) == ("orders", State.COMPLETED)
     stop()

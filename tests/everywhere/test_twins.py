@@ -117,7 +117,7 @@ def a_limiter(**kwargs: Any) -> Case:
 
 def listening(storage: Storage, queue: Queue) -> Any:
     """To what happens to a job."""
-    return queue, ("queued", HEARD.append), {}
+    return queue, ("enqueued", HEARD.append), {}
 
 
 HEARD: list[Event] = []

@@ -733,7 +733,7 @@ def worked_at_once(storage: Storage, work: Callable[[Claimed], None]) -> Iterato
     done = ThreadEvent()
 
     def on_event(event: Any) -> None:
-        if event.event == "queued":
+        if event.event == "enqueued":
             for claimed in claim(storage):
                 work(claimed)
             done.set()

@@ -5,19 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from djqueue import (
-    Event,
-    JobCancelledError,
-    JobFailedError,
-    JobNotFoundError,
-    MaxRetriesError,
-    OptionError,
-    Queue,
-    SerializationError,
-    State,
-    StorageError,
-    UnknownQueueError,
-)
+from djqueue import Event, JobFailedError, Queue, State
 from djqueue.client.queue import EVENTS
 from djqueue.codecs import encode
 from djqueue.core.clock import SYSTEM_CLOCK
@@ -25,6 +13,15 @@ from djqueue.core.errors import ConfigurationError
 from djqueue.core.job import JobFailure
 from djqueue.core.policies import GroupLimit, Rate
 from djqueue.core.states import TRANSITIONS
+from djqueue.errors import (
+    JobCancelledError,
+    JobNotFoundError,
+    MaxRetriesError,
+    OptionError,
+    SerializationError,
+    StorageError,
+    UnknownQueueError,
+)
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (

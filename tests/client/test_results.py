@@ -8,15 +8,14 @@ import pytest
 
 from djqueue import (
     EnqueueResult,
-    JobCancelledError,
     JobFailedError,
-    JobNotFoundError,
     Queue,
     ResultTimeoutError,
     State,
     StorageUnavailableError,
     Worker,
 )
+from djqueue.errors import JobCancelledError, JobNotFoundError
 from djqueue.storage.memory import MemoryStorage
 from tests.support import PATIENCE
 

@@ -8,22 +8,11 @@ from datetime import timedelta
 
 import pytest
 
-from djqueue import (
-    JobFailedError,
-    JobNotFoundError,
-    OptionError,
-    Queue,
-    QueueFullError,
-    ResultTimeoutError,
-    Retry,
-    StorageUnavailableError,
-    StreamRestartedError,
-    Worker,
-    job,
-)
+from djqueue import JobFailedError, Queue, ResultTimeoutError, Retry, StorageUnavailableError, Worker, job
 from djqueue.client import streaming
 from djqueue.core.job import Event
 from djqueue.core.states import State
+from djqueue.errors import JobNotFoundError, OptionError, QueueFullError, StreamRestartedError
 from djqueue.testing.factories import claim_one, completing, emit, enqueue, finish
 from tests.support import PATIENCE
 

@@ -9,19 +9,21 @@ import pytest
 
 from djqueue import (
     Discard,
-    JobCancelledError,
     JobFailedError,
-    JobNotFoundError,
-    MaxRetriesError,
-    OptionError,
-    PayloadTooLargeError,
     Queue,
     ResultTimeoutError,
-    SerializationError,
     StorageUnavailableError,
     UnrecoverableError,
     Worker,
     job,
+)
+from djqueue.errors import (
+    JobCancelledError,
+    JobNotFoundError,
+    MaxRetriesError,
+    OptionError,
+    PayloadTooLargeError,
+    SerializationError,
 )
 from djqueue.testing.factories import claim_one, finish, releasing
 from djqueue.testing.waiting import Recorder

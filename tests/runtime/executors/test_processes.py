@@ -10,11 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from djqueue import ConfigurationError, Worker
+from djqueue import Worker
 from djqueue.client import JobType
 from djqueue.conf import get_settings
 from djqueue.core.job import ItemMark, JobRecord
 from djqueue.core.states import State
+from djqueue.errors import ConfigurationError
 from djqueue.runtime.executors.processes import frames, jobprocess, kernel
 from djqueue.runtime.executors.processes import template as templates
 from djqueue.runtime.runs import Stop

@@ -302,7 +302,7 @@ def _why(request: HttpRequest, record: JobRecord) -> rendering.ShownExplanation 
     if record.state in TERMINAL:
         return None
     explanation = get_storage().reads.explain(record.queue, record.id)
-    return rendering.explain(explanation, lambda name: rights.sees(request, name))
+    return rendering.explained(explanation, lambda name: rights.sees(request, name))
 
 
 def _options(record: JobRecord) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def job(options: Options, output: Output) -> None:
     info, shown = JobInfo(record), options["show_payload"]
     if shown:
         note("reveal", queue=queue, job_id=record.id, count=1)
-    reason = rendering.explain(storage.reads.explain(queue, record.id), lambda _: True)
+    reason = rendering.explained(storage.reads.explain(queue, record.id), lambda _: True)
     values = {
         **_summary(record),
         "not_running_because": None if reason is None else reason.sentence,

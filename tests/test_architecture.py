@@ -1,10 +1,13 @@
-"""The package's structure: what importing it loads, vendored files and class names."""
+"""The package's structure: what importing it loads, vendored files, class names and imports."""
 
+import ast
 import hashlib
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -108,3 +111,72 @@ def test_class_names_are_unique_in_the_package() -> None:
                 found.setdefault(name, []).append(str(path.relative_to(PACKAGE)))
 
     assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports for types and inside functions count, too."""
+    assert import_circle(imports_below(PACKAGE)) == []
+
+
+def test_import_circles_are_found_wherever_the_imports_are(tmp_path) -> None:
+    package = tmp_path / "shop"
+    package.mkdir()
+    modules = {
+        "__init__": "__all__ = ['order']",
+        "order": "from shop.cart import Cart",
+        "cart": "if TYPE_CHECKING:\n    from .price import Price",
+        "price": "def total():\n    from . import order",
+        "stock": "import shop.order",
+    }
+    for name, text in modules.items():
+        (package / f"{name}.py").write_text(text)
+
+    graph = imports_below(package)
+    assert graph["shop.stock"] == {"shop.order"}
+    assert set(import_circle(graph)) == {"shop.order", "shop.cart", "shop.price"}
+
+    (package / "price.py").write_text("import shop")
+    assert import_circle(imports_below(package)) == [], "the package itself imports nothing"
+
+    (package / "__init__.py").write_text("from .stock import count")
+    assert set(import_circle(imports_below(package))) == {
+        *("shop", "shop.stock", "shop.order", "shop.cart", "shop.price"),
+    }
+
+
+def import_circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Return the modules of one circle, or []."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def imports_below(package: Path) -> dict[str, set[str]]:
+    """Return the modules of a package, each with those that it imports; a package is its `__init__`."""
+    modules = {}
+    for path in package.rglob("*.py"):
+        parts = path.relative_to(package.parent).with_suffix("").parts
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return {
+        name: {found for found in imported_names(path, package.parent, modules) if found != name}
+        for name, path in modules.items()
+    }
+
+
+def imported_names(path: Path, root: Path, modules: Mapping[str, Path]) -> Iterator[str]:
+    """Yield the modules that a file imports anywhere."""
+    folders = path.relative_to(root).parent.parts
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(folders[: len(folders) - node.level + 1]) if node.level else ""
+            origin = ".".join(filter(None, (base, node.module)))
+            for alias in node.names:
+                name = f"{origin}.{alias.name}"
+                if name in modules:
+                    yield name
+                elif origin in modules:
+                    yield origin

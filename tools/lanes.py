@@ -92,7 +92,7 @@ CHANGES = {
     ),
     "spark": (
         *("pyproject.toml", "djqueue/contrib/spark/", "demo_project/spark/", "tests/contrib/spark/"),
-        *("djqueue/storage/staging.py", "djqueue/storage/bulkwrites.py", "djqueue/storage/publishing.py"),
+        *("djqueue/storage/staging.py", "djqueue/storage/bulkwrites.py"),
         *("djqueue/storage/export.py", "djqueue/storage/sparktables.py", "scripts/find-java.sh"),
     ),
 }

@@ -34,11 +34,11 @@ MAX_CHOICES = 200
 
 def used_queues(request: HttpRequest, model: type[Model]) -> list[str]:
     """Return the queues in a table that the user may see, in order; read once per request."""
-    from djqueue.storage.tables import names
+    from djqueue.storage.tables import inspector
 
     known: dict[type[Model], list[str]] = request.__dict__.setdefault("_djqueue_used", {})
     if model not in known:
-        queues = names.used_queues(alias_of(model), model, MAX_QUEUES)
+        queues = inspector.used_queues(alias_of(model), model, MAX_QUEUES)
         known[model] = [name for name in queues if rights.sees(request, name)]
     return known[model]
 

@@ -5,7 +5,6 @@ columns and aware datetimes in Python. A job is identified by (queue, job_id).
 """
 
 from .dashboard import AuditEvent, BulkKind, BulkOperation, BulkState, Dashboard, PayloadVersion, Revision
-from .deadletters import DeadLetter
 from .hot import (
     ClaimedJob,
     DelayedJob,
@@ -21,11 +20,20 @@ from .hot import (
     RetentionTally,
     UniqueKey,
 )
-from .jobs import Job, JobAttempt, JobItem, JobLog, JobResult, JobState
+from .jobs import (
+    DeadLetter,
+    Job,
+    JobAttempt,
+    JobItem,
+    JobLog,
+    JobResult,
+    JobState,
+    OutboxJob,
+    RetainedJob,
+    RetainedTotal,
+)
 from .metrics import Annotation, MetricBucket
-from .outbox import OutboxJob
 from .queues import GroupState, LimiterState, QueueState
-from .retention import RetainedJob, RetainedTotal
 from .schedules import CronJob, CronJobQuerySet, Missed, OnBlackout, Overlap, ScheduleSource
 from .workers import BackupState, SchedulerLease, WorkerState
 

@@ -1,4 +1,4 @@
-"""Jobs and what they leave behind: results, attempts, log lines and items."""
+"""Jobs, those in the outbox, and their results, attempts, log lines, items, dead letters and retention."""
 
 from typing import Any
 
@@ -224,3 +224,132 @@ class JobItem(models.Model):
 
     def __str__(self) -> str:
         return f"{self.job_id} #{self.number}"
+
+
+class DeadLetter(models.Model):
+    """A job that failed for good. Its payload and options are in its `Job` row."""
+
+    queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
+    job_id = models.CharField(_("job ID"), max_length=NAME_LENGTH)
+    name = models.CharField(_("job name"), max_length=NAME_LENGTH)
+    reason = models.CharField(_("reason"), max_length=64)
+    error_type = models.CharField(_("error type"), max_length=NAME_LENGTH, blank=True, default="")
+    error_message = models.TextField(_("error message"), blank=True, default="")
+    entered_at = MillisecondsField(_("failed"))
+    expires_at = MillisecondsField(_("kept until"))
+    retries = models.IntegerField(_("automatic retries"), default=0)
+    next_retry_at = MillisecondsField(_("next automatic retry"), null=True, blank=True)
+    unmet = models.TextField(
+        _("unmet dependencies"),
+        blank=True,
+        default="",
+        db_default="",
+        help_text=_("Queue and job ID of each dependency, as JSON."),
+    )
+    size = models.BigIntegerField(
+        null=True, editable=False, help_text="Bytes of the job, if its queue counts them."
+    )
+
+    class Meta:
+        db_table = "djqueue_dead_letter"
+        verbose_name = _("dead letter")
+        verbose_name_plural = _("dead letters")
+        default_permissions = ("view",)
+        constraints = (models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_dead_key"),)
+        indexes = (
+            models.Index(fields=["queue", "id"], name="djqueue_dead_order"),
+            models.Index(fields=["expires_at"], name="djqueue_dead_expires"),
+            models.Index(
+                fields=["next_retry_at", "queue"],
+                name="djqueue_dead_retry",
+                condition=models.Q(next_retry_at__isnull=False),
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.job_id}: {self.reason}"
+
+
+class RetainedJob(models.Model):
+    """The size of a completed or cancelled job whose queue has bounds on its retention."""
+
+    queue = models.CharField(max_length=NAME_LENGTH)
+    job_id = models.CharField(max_length=NAME_LENGTH)
+    outcome = models.CharField(max_length=16)
+    pinned = models.BooleanField(
+        default=False, help_text="Kept for jobs that depend on it, and not counted in the totals."
+    )
+    ended_at = models.BigIntegerField(help_text="UTC milliseconds.")
+    expires_at = models.BigIntegerField(
+        help_text="UTC milliseconds; later than any other time if kept forever."
+    )
+    size = models.BigIntegerField(help_text="Bytes of the payload and the error.")
+    result_size = models.BigIntegerField(
+        default=0, help_text="Bytes of the result; 0 if there is none or it expired."
+    )
+    result_until = models.BigIntegerField(help_text="UTC milliseconds.")
+
+    class Meta:
+        db_table = "djqueue_retained_job"
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=["queue", "job_id"], name="djqueue_retained_key"),)
+        indexes = (
+            models.Index(
+                fields=["queue", "outcome", "expires_at", "id"],
+                name="djqueue_retained_order",
+                condition=Q(pinned=False),
+            ),
+            models.Index(
+                fields=["queue", "result_until", "id"],
+                name="djqueue_retained_results",
+                condition=Q(pinned=False, result_size__gt=0),
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.job_id}"
+
+
+class RetainedTotal(models.Model):
+    """The sums of `RetainedJob` by queue and kind, which is an outcome or `results`."""
+
+    queue = models.CharField(max_length=NAME_LENGTH)
+    kind = models.CharField(max_length=16)
+    count = models.BigIntegerField(default=0)
+    size = models.BigIntegerField(default=0)
+
+    class Meta:
+        db_table = "djqueue_retained_total"
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=["queue", "kind"], name="djqueue_total_key"),)
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.kind}"
+
+
+class OutboxJob(models.Model):
+    """A job to be sent to Redis or the scheduler: enqueued in a transaction, or while that was away."""
+
+    queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
+    name = models.CharField(_("job name"), max_length=NAME_LENGTH)
+    job_id = models.CharField(_("job ID"), max_length=NAME_LENGTH)
+    fresh = models.BooleanField(
+        _("generated id"),
+        default=False,
+        help_text=_("True if djqueue generated the id; false if the caller chose it."),
+    )
+    payload = models.BinaryField(_("payload"))
+    options = models.BinaryField(
+        _("options"), help_text=_("Options that differ from their defaults, as MessagePack.")
+    )
+    run_at = MillisecondsField(_("run at"), null=True, blank=True)
+    created_at = MillisecondsField(_("enqueued"))
+
+    class Meta:
+        db_table = "djqueue_outbox_job"
+        verbose_name = _("outbox job")
+        verbose_name_plural = _("outbox jobs")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.job_id}"

@@ -27,8 +27,7 @@ from djqueue.core.states import State
 from djqueue.core.threads import after_fork
 from djqueue.core.workers import WorkerInfo, claiming, unhandled, unserved
 from djqueue.storage.base import Storage
-from djqueue.storage.tables.leaderlease import NAME as MIRROR_LEASE
-from djqueue.storage.tables.staleleases import stale_holder
+from djqueue.storage.tables.leaderlease import MIRROR, stale_holder
 
 from .mirror import is_mirrored
 
@@ -108,7 +107,7 @@ def check_mirror(facts: HealthFacts) -> Iterator[Finding]:
     if not is_mirrored(facts.storage):
         return
     alias = router.db_for_write(models.Job)
-    holder = stale_holder(alias, MIRROR_LEASE, facts.at - facts.bounds.lease_grace)
+    holder = stale_holder(alias, MIRROR, facts.at - facts.bounds.lease_grace)
     if holder is not None:
         yield Finding(
             "health.mirror",

@@ -16,11 +16,19 @@ from djqueue.core.policies import GroupLimit
 from djqueue.core.states import LIVE, TERMINAL, State
 from djqueue.core.units import to_datetime
 from djqueue.core.workers import WorkerInfo
-from djqueue.storage.tables import rows, workerrows
+from djqueue.storage.tables import rows
 from djqueue.storage.tables.dialects import Dialect, dialect_for
-from djqueue.storage.tables.groups import GROUP_STATE, QUEUE_STATE, row_of
 from djqueue.storage.tables.inspector import DatabaseInspector
-from djqueue.storage.tables.rows import NO_ERROR, OWNED, TEXT_LIMIT, Row, clean
+from djqueue.storage.tables.rows import (
+    GROUP_STATE,
+    NO_ERROR,
+    OWNED,
+    QUEUE_STATE,
+    TEXT_LIMIT,
+    Row,
+    clean,
+    group_row,
+)
 
 if TYPE_CHECKING:
     from djqueue.storage.redis.options import MirrorOptions
@@ -317,7 +325,7 @@ class Tables:
         new = [(group, limit) for group, limit in limits.items() if known.get(group) != limit]
         if not gone and not new:
             return
-        rows = [row for group, limit in new if (row := row_of(queue, group, limit)) is not None]
+        rows = [row for group, limit in new if (row := group_row(queue, group, limit)) is not None]
         with self._dialect.transaction():
             self._hold()
             self._dialect.delete(models.GroupState, GROUP_STATE[:2], gone)
@@ -330,7 +338,7 @@ class Tables:
             self._hold()
             names = []
             for info in infos:
-                name, values = workerrows.worker_row(info)
+                name, values = rows.worker_row(info)
                 names.append(name)
                 known.update_or_create(worker_id=name, defaults=values)
             known.exclude(worker_id__in=names).delete()

@@ -45,12 +45,12 @@ from djqueue.core.job import (
     Renewal,
     Swept,
 )
+from djqueue.storage.facets import Reads
 
 from .capabilities import Capabilities
 from .facets import EventHandler as EventHandler
 from .facets import Events, Jobs, Limiters, Queues, Workers
 from .facets import Unsubscribe as Unsubscribe
-from .reads import Reads
 from .snapshots import Snapshots
 
 logger = logging.getLogger("djqueue.storage")

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from djqueue.core.clock import Clock
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.states import State
+from djqueue.storage.export import Feed
 
 from .bulkwrites import BulkWriteReports
 from .export import Export
-from .feed import Feed
 from .staging import Staging
 
 

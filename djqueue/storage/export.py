@@ -1,14 +1,19 @@
-"""Read a whole storage quickly: in parts, for parallel readers, and in pages of columns.
+"""Read a whole storage quickly, or follow its changes, in pages of columns.
 
-Each page shows one moment, so a job that changes during the export has the state of the moment when its page
-was read. A job that exists in one of the requested states from the first page to the last is returned once. A
-job that appears, disappears, or enters or leaves these states meanwhile is returned at most once.
+An export has parts, for parallel readers. Each page shows one moment, so a job that changes during the export
+has the state of the moment when its page was read. A job that exists in one of the requested states from the
+first page to the last is returned once. A job that appears, disappears, or enters or leaves these states
+meanwhile is returned at most once.
+
+A change feed has the changes of jobs in order, and its readers remember their position: an opaque string for
+each stream of the storage. The rows between two positions are always the same, until they expire.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from djqueue.core.errors import StorageError
 from djqueue.core.job import JobRecord
 from djqueue.core.states import TERMINAL, State
 
@@ -183,3 +188,50 @@ def page_of(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Page:
     found = list(rows)
     turned = zip(*found, strict=True) if found else [()] * len(columns)
     return dict(zip(columns, turned, strict=True))
+
+
+Places = Mapping[str, str]
+"""Positions by stream name."""
+
+
+class EventsLostError(StorageError):
+    """Events expired before they were read."""
+
+
+class FeedRange(NamedTuple):
+    """The events after `start`, up to and including `end`."""
+
+    stream: str
+    start: str
+    """The empty string is the beginning of the stream."""
+    end: str
+
+
+class Feed(ABC):
+    """The change feed of a storage."""
+
+    @abstractmethod
+    def first(self, queues: tuple[str, ...] | None) -> Places:
+        """Return the positions before the oldest stored events of these queues, or of all queues if None."""
+
+    @abstractmethod
+    def last(self, queues: tuple[str, ...] | None) -> Places:
+        """Return the positions after the latest events."""
+
+    @abstractmethod
+    def ahead(self, places: Places, until: Places, limit: int) -> Places:
+        """Return positions between `places` and `until` with at most `limit` rows, shared among the streams.
+
+        They advance by at least one row, if there is one. A stream missing from `places` starts at its
+        beginning.
+        """
+
+    @abstractmethod
+    def read(self, stretch: FeedRange, size: int, *, complete: bool) -> Iterator[Page]:
+        """Return the rows of a range, in pages of about `size` rows.
+
+        Args:
+            stretch: The range.
+            size: Approximate number of rows in a page.
+            complete: Whether to raise EventsLostError if some rows have expired; otherwise, they are skipped.
+        """

@@ -10,7 +10,7 @@ from djqueue import job as make_job_type
 from djqueue.admin import lists
 from djqueue.client import registry
 from djqueue.models import CronJob, DeadLetter, Job, JobResult
-from djqueue.storage.tables import names
+from djqueue.storage.tables import inspector
 from tests.admin.factories import (
     change_url,
     list_url,
@@ -172,7 +172,9 @@ def test_the_name_filter_offers_the_registered_names(monkeypatch: pytest.MonkeyP
     assert "?name=shop.known" in page("deadletter")
 
 
-@pytest.mark.parametrize("find", [partial(names.used_queues, "default"), partial(names.probed, "default")])
+@pytest.mark.parametrize(
+    "find", [partial(inspector.used_queues, "default"), partial(inspector.probed, "default")]
+)
 @pytest.mark.dialect
 def test_queues_are_found_in_order_one_by_one(find: Any) -> None:
     assert find(Job, 9) == []

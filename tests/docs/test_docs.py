@@ -523,6 +523,35 @@ def test_files_and_folders_named_in_the_docs_exist():
     assert sorted((page, name) for page, name in named if not (ROOT / name).exists()) == []
 
 
+def test_functions_named_in_the_architecture_are_in_their_files():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    files = set(re.findall(r"`((?:[a-z]\w*/)+\w+\.(?:py|lua))`", text))
+    named = {pair for form in NAME_AND_FILE for pair in re.findall(form, text)}
+
+    assert len(named) > 50
+    assert sorted(f for f in files if not (ROOT / f).exists() and not (ROOT / "djqueue" / f).exists()) == []
+    assert sorted(f"{n} {f}" for n, f in named if n not in defined_in(ROOT / "djqueue" / f)) == []
+
+
+NAME_AND_FILE = (r"`([\w.]+)`\s\(`([\w/]+\.py)`\)", r"\(`([\w.]+)`,\s`([\w/]+\.py)`\)")
+"""A name with its file: `name` (`file`), or (`name`, `file`) in a sentence about it."""
+
+
+def defined_in(module: Path) -> set[str]:
+    """Return what a module defines; methods with their classes."""
+    names: set[str] = set()
+    for node in ast.parse(module.read_text()).body:
+        match node:
+            case ast.ClassDef(name=name, body=body):
+                methods = (ast.FunctionDef, ast.AsyncFunctionDef)
+                names |= {name, *(f"{name}.{part.name}" for part in body if isinstance(part, methods))}
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                names.add(name)
+    return names
+
+
 # The build.
 
 

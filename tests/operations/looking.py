@@ -10,7 +10,7 @@ from djqueue.core.workers import WorkerInfo
 from djqueue.operations.mirror import Mirror
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.inspector import DatabaseInspector
-from djqueue.storage.tables.workerrows import WORKER
+from djqueue.storage.tables.rows import WORKER
 from djqueue.testing import factories
 
 tables = DatabaseInspector("default")

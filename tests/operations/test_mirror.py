@@ -17,7 +17,7 @@ from djqueue.operations.mirror import IDLE, INTERVAL, Mirror
 from djqueue.operations.throttle import CopyThrottle
 from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.redis.changes import CHANGES, FIRST_ENTRIES, Backlog, ChangeStream, DataLostError
-from djqueue.storage.tables import leaderlease, outsiders
+from djqueue.storage.tables import leaderlease
 from djqueue.storage.tables.leaderlease import LeaderLeaseLostError
 from djqueue.testing import factories as f
 from tests.support import PATIENCE, eventually
@@ -1078,13 +1078,13 @@ def test_the_version_of_mirrored_rows_stays_while_nothing_is_copied(storage, mir
 
 def test_rows_written_by_others_change_the_version(storage, mirror):
     seen = [leaderlease.version("default")]
-    outsiders.mark("default")
+    leaderlease.mark_changed_rows("default")
     seen.append(leaderlease.version("default"))
     f.enqueue(storage, id="a")
     copy_all(mirror)
     seen.append(leaderlease.version("default"))
     for _ in range(2):
-        outsiders.mark("default")
+        leaderlease.mark_changed_rows("default")
         seen.append(leaderlease.version("default"))
     assert len(set(seen)) == len(seen)
     assert leaderlease.version("default") == seen[-1]

@@ -1,6 +1,6 @@
 """Metrics for Prometheus, a dashboard for Grafana, and a scaling signal for KEDA.
 
-- `urls` has the URLs `metrics` and `scaling`, which need a token: see `gate`.
+- `urls` has the URLs `metrics` and `scaling`, which need a token: see `views`.
 - `DjqueueCollector` is for projects that serve a registry of their own.
 - `python -m djqueue.contrib.metrics` prints the Grafana dashboard.
 

@@ -9,8 +9,16 @@ from zlib import crc32
 
 from djqueue.core.errors import OptionError, StorageError
 from djqueue.storage.base import Storage
-from djqueue.storage.publishing import SILENCE, PlanPublisher, step_size
-from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, Plan, PlanState
+from djqueue.storage.staging import (
+    SILENCE,
+    ChunkMissingError,
+    Counts,
+    Manifest,
+    Plan,
+    PlanPublisher,
+    PlanState,
+    step_size,
+)
 
 from .locations import staging_of
 from .options import WriteOptions

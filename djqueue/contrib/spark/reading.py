@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from djqueue.core.errors import OptionError
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import BulkWriteReport, BulkWriteReports
-from djqueue.storage.export import Export, ExportFilter, ExportPart, Page
-from djqueue.storage.feed import Feed, FeedRange, Places
+from djqueue.storage.export import Export, ExportFilter, ExportPart, Feed, FeedRange, Page, Places
 
 from .arrow import batch_of
 from .locations import storage_at

@@ -19,8 +19,7 @@ from djqueue.storage.bulkwrites import (
     QueueShare,
     report_of,
 )
-from djqueue.storage.publishing import QueueProgress, share_of
-from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, Plan
+from djqueue.storage.staging import ChunkMissingError, Counts, Manifest, Plan, QueueProgress, share_of
 
 from .options import ENQUEUE
 

@@ -19,8 +19,7 @@ from djqueue.core.options import JobOptions
 from djqueue.core.policies import KEYED, QueuePolicy
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import BulkWriteReport, QueueShare, run_of, tag_of
-from djqueue.storage.publishing import share_of
-from djqueue.storage.staging import CHUNK, Counts, Plan, Staging
+from djqueue.storage.staging import CHUNK, Counts, Plan, Staging, share_of
 
 from .changing import ChangeColumns, JobChanger
 from .columns import JobColumns

@@ -24,7 +24,7 @@ from djqueue.core.metrics import (
 )
 from djqueue.core.metrics import Row as Found
 from djqueue.core.overview import Totals
-from djqueue.storage.tables.metricrows import BUCKET, bucket_row, bucket_values, pack_histogram
+from djqueue.storage.tables.rows import BUCKET, bucket_row, bucket_values, pack_histogram
 
 from .transaction import STATES, TALLY, TALLY_COLUMNS, Database, Tx
 

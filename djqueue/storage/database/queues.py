@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from djqueue.core.errors import StorageError
 from djqueue.core.policies import NO_LIMIT, UNSET, GroupLimit, Rate, SetConcurrency, SetRate
 from djqueue.core.states import PENDING, TERMINAL, State
-from djqueue.storage.tables.groups import limit_of
-from djqueue.storage.tables.rows import pair_of_limits
+from djqueue.storage.tables.rows import group_limit_of, pair_of_limits
 
 from . import limiters, metrics, stored, transitions
 from .expiry import ExpiryStep
@@ -102,7 +101,7 @@ def change_group(tx: Tx, queue: str, group: str | None, changes: Mapping[str, An
     row = tx.row(
         f'SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? AND "group" = ?', queue, name
     )
-    before = NO_LIMIT if row is None else limit_of(row)
+    before = NO_LIMIT if row is None else group_limit_of(row)
     after = before._replace(**changes)
     tx.run(
         'INSERT INTO djqueue_group_state (queue, "group", mode, concurrency, paused, rate_capacity, '
@@ -135,7 +134,7 @@ def group_limits(tx: Tx, queue: str) -> dict[str | None, GroupLimit]:
     found: dict[str | None, GroupLimit] = {}
     of_queue = f'SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? ORDER BY "group"'
     for row in tx.rows(of_queue, queue):
-        limit = limit_of(row)
+        limit = group_limit_of(row)
         if limit != NO_LIMIT:
             found[row[1] or None] = limit
     return found

@@ -39,7 +39,7 @@ from djqueue.core.pages import (
 from djqueue.core.policies import GLOBAL, NO_LIMIT
 from djqueue.core.states import PENDING, State
 from djqueue.core.workers import version_of
-from djqueue.storage.reads import Reads
+from djqueue.storage.facets import Reads
 from djqueue.storage.tables.inspector import DatabaseInspector
 from djqueue.storage.tables.rows import pair_of_limits, unpack_options
 

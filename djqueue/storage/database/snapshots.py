@@ -34,8 +34,7 @@ from djqueue.storage.tables import dialects as tables
 from djqueue.storage.tables import rows, schedules
 from djqueue.storage.tables.clock import set_right
 from djqueue.storage.tables.dberrors import named
-from djqueue.storage.tables.groups import limit_of
-from djqueue.storage.tables.rows import TEXT_LIMIT, clean, pair_of_limits
+from djqueue.storage.tables.rows import TEXT_LIMIT, clean, group_limit_of, pair_of_limits
 
 from . import queues, stored, transitions
 from .dependencies import DEPENDENCY
@@ -151,7 +150,7 @@ class Reader:
         modes: dict[str, str] = {}
         for row in tx.rows(f"SELECT {GROUP_LIMIT}, mode FROM djqueue_group_state"):
             queue, group, *_, mode = row
-            limit = limit_of(row)
+            limit = group_limit_of(row)
             if limit != NO_LIMIT:
                 groups.setdefault(queue, {})[group] = limit
             if mode and not group:

@@ -18,11 +18,11 @@ from django.db.models.functions import Length
 from djqueue.core.errors import OptionError, QueueFullError
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.storage import sparktables, wire
-from djqueue.storage.publishing import AbandonedPlans
-from djqueue.storage.reads import Reads
+from djqueue.storage.facets import Reads
 from djqueue.storage.staging import (
     RESUMABLE,
     STAGE_TTL,
+    AbandonedPlans,
     Counts,
     Manifest,
     Plan,

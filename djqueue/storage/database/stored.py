@@ -10,8 +10,7 @@ from djqueue.core.options import MSGPACK, JobKey, JobOptions
 from djqueue.core.policies import GLOBAL, NO_LIMIT, GroupLimit, Rate
 from djqueue.core.states import State
 from djqueue.storage.tables import rows
-from djqueue.storage.tables.groups import limit_of
-from djqueue.storage.tables.rows import TEXT_LIMIT, clean
+from djqueue.storage.tables.rows import TEXT_LIMIT, clean, group_limit_of
 
 from . import limiters
 from .dialects import Row
@@ -340,7 +339,7 @@ def delete(tx: Tx, jobs: Sequence[StoredJob]) -> None:
 READY = ("id", "queue", "rank", "seq", "name", '"group"', "weight", "stalls", "expires_at")
 DELAYED = ("id", "queue", "run_at")
 GROUP_LIMIT = 'queue, "group", concurrency, paused, rate_capacity, rate_per, weight'
-"""Columns of the overrides of a group, for `limit_of`."""
+"""Columns of the overrides of a group, for `group_limit_of`."""
 HELD = ("id", "queue", '"group"', "seq", "name", "weight")
 
 
@@ -602,7 +601,7 @@ def overrides(tx: Tx, queue: str, groups: Sequence[str]) -> dict[str, GroupLimit
     rows = tx.rows(
         f"SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? AND {condition}", queue, values
     )
-    return {row[1]: limit_of(row) for row in rows}
+    return {row[1]: group_limit_of(row) for row in rows}
 
 
 def make_ready(tx: Tx, pks: Sequence[int]) -> None:

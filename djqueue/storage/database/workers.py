@@ -30,8 +30,7 @@ from djqueue.storage.facets import WORKER_TTL, Unsubscribe, Workers
 from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.holders import LeaseHolder, boot_of, died_here, host_name, lives_here, start_mark
 from djqueue.storage.tables.leaderlease import LeaderLease
-from djqueue.storage.tables.rows import TEXT_LIMIT, clean
-from djqueue.storage.tables.workerrows import WORKER, worker_row
+from djqueue.storage.tables.rows import TEXT_LIMIT, WORKER, clean, worker_row
 
 from . import metrics
 from .dialects import Row

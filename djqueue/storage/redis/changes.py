@@ -7,7 +7,7 @@ The mirror reads which jobs have changed, in order, and their current records. I
 hash lists the queues that are followed. A queue that is not in it was never followed, or Redis has lost its
 data.
 
-The feed returns each change as an event: see `djqueue.storage.feed` and `lua/events.lua`. A position is the
+The feed returns each change as an event: see `djqueue.storage.export` and `lua/events.lua`. A position is the
 last entry that was read, at least in part: its id, its number among all entries ever added, and how many of
 its rows were read (`*` for all). The number shows whether later entries were trimmed.
 """
@@ -19,8 +19,7 @@ from djqueue.core.errors import OptionError, StorageError
 from djqueue.core.job import DeadLetterRecord, JobRecord
 from djqueue.core.policies import GroupLimit, Rate
 from djqueue.core.states import State
-from djqueue.storage.export import Page, page_of
-from djqueue.storage.feed import EventsLostError, Feed, FeedRange, Places
+from djqueue.storage.export import EventsLostError, Feed, FeedRange, Page, Places, page_of
 
 from . import records
 from .connections import Connections

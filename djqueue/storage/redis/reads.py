@@ -46,7 +46,7 @@ from djqueue.core.pages import (
 from djqueue.core.policies import GLOBAL, NO_LIMIT, QueuePolicy, Rate
 from djqueue.core.states import PENDING, State
 from djqueue.core.workers import version_of
-from djqueue.storage.reads import Reads
+from djqueue.storage.facets import Reads
 
 from . import health, records
 from .connections import Connections

@@ -26,7 +26,7 @@ from djqueue.storage import backpressure
 from djqueue.storage.base import Storage
 from djqueue.storage.capabilities import Capabilities, NoTransactions
 from djqueue.storage.facets import EventHandler, Unsubscribe
-from djqueue.storage.publishing import AbandonedPlans
+from djqueue.storage.staging import AbandonedPlans
 
 from . import health
 from .bulkwrites import RedisBulkWriteReports, RedisStaging

@@ -16,7 +16,7 @@ from djqueue.core.states import TERMINAL, State
 from djqueue.storage.enginesnapshots import changed_limiters, settings_of
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.dialects import Dialect
-from djqueue.storage.tables.groups import GROUP_STATE, QUEUE_STATE, row_of
+from djqueue.storage.tables.rows import GROUP_STATE, QUEUE_STATE, group_row
 
 Done = Callable[[BaseException | None], None]
 Row = tuple[Any, ...]
@@ -251,7 +251,7 @@ class UnwrittenChanges:
             queues.append((name, settings.paused, *pair, concurrency, settings.limits is not None))
             for group, limit in {"": NO_LIMIT, **settings.groups}.items():
                 mode = "" if group else settings.group_mode
-                if (row := row_of(name, group, limit, mode)) is not None:
+                if (row := group_row(name, group, limit, mode)) is not None:
                     groups.append(row)
         changed = {one.name: one for one in changed_limiters(context) if one.name in self.limiters}
         limiters = []

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from djqueue import models
 from djqueue.core.engine.metricstore import MetricStore
 from djqueue.core.metrics import ALL_TIME, DEFAULT_TIERS, TIERS, Tiers, start_of
-from djqueue.storage.tables.metricrows import BUCKET, BUCKET_KEY, bucket_row, bucket_values
-from djqueue.storage.tables.rows import raw_values
+from djqueue.storage.tables.rows import BUCKET, BUCKET_KEY, bucket_row, bucket_values, raw_values
 
 from .changes import TableChange
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from djqueue.core.errors import SerializationError
 from djqueue.core.job import Batch
-from djqueue.storage.facets import Jobs, Limiters, Queues, Workers
-from djqueue.storage.reads import Reads
+from djqueue.storage.facets import Jobs, Limiters, Queues, Reads, Workers
 from djqueue.storage.snapshots import Part
 from djqueue.storage.wire import LENGTH, MAX_FRAME, pack, unpack_frame
 

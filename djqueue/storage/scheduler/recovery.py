@@ -17,7 +17,7 @@ from djqueue.core.threads import gc_paused
 from djqueue.storage.enginesnapshots import apply_settings, hold_records
 from djqueue.storage.snapshots import QueueSettings
 from djqueue.storage.tables import rows
-from djqueue.storage.tables.groups import group_limits, recorded_modes
+from djqueue.storage.tables.rows import group_limits, recorded_modes
 
 from .journal import TableJournal
 

@@ -35,9 +35,8 @@ from djqueue.core.threads import after_fork
 from djqueue.storage import backpressure, snapshots
 from djqueue.storage.base import Storage
 from djqueue.storage.capabilities import Capabilities, SchedulerRole
-from djqueue.storage.facets import EventHandler, Events, Jobs, Limiters, Queues, Unsubscribe, Workers
+from djqueue.storage.facets import EventHandler, Events, Jobs, Limiters, Queues, Reads, Unsubscribe, Workers
 from djqueue.storage.outbox import PATIENCE, OutboxTable
-from djqueue.storage.reads import Reads
 from djqueue.storage.snapshots import Part, SnapshotCounts, Snapshots
 from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.wire import pack

@@ -1,4 +1,7 @@
-"""The lease of a process that does what only one may do at a time, such as writing the mirror: a row."""
+"""The lease of a process that does what only one may do at a time, such as writing the mirror: a row.
+
+The mirror's row also has the version of the mirrored jobs, until whose change a page of them is cached.
+"""
 
 import os
 import secrets
@@ -9,15 +12,15 @@ from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 
 from djqueue import models
-from djqueue.core.clock import Clock
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageError
 from djqueue.core.units import to_milliseconds
+from djqueue.storage.tables.clock import set_right
+from djqueue.storage.tables.holders import RELEASED, LeaseHolder, died_here, host_name, start_mark
 
-from . import outsiders
-from .clock import set_right
-from .holders import LeaseHolder, died_here, host_name, start_mark
-
-NAME = "mirror"
+MIRROR = "mirror"
+OUTSIDERS = "mirror:outsiders"
+"""Name of the row whose holder changes when another program than the mirror changes mirrored rows."""
 TTL = 10_000
 """Milliseconds for which the lease holds unless renewed."""
 RENEW_EVERY = 3_000
@@ -29,14 +32,26 @@ def version(alias: str) -> Hashable:
 
     Read it before the rows: a transaction that changes rows changes both at once.
     """
-    rows = models.SchedulerLease.objects.using(alias).filter(name__in=(NAME, outsiders.NAME))
+    rows = models.SchedulerLease.objects.using(alias).filter(name__in=(MIRROR, OUTSIDERS))
     found = rows.order_by("name").values_list("name", "generation", "renewed_at", "holder")
     # The mirror's holder says nothing of its rows, and outsiders have nothing but a holder.
     parts = [
-        (name, generation, to_milliseconds(renewed_at)) if name == NAME else (name, holder)
+        (name, generation, to_milliseconds(renewed_at)) if name == MIRROR else (name, holder)
         for name, generation, renewed_at, holder in found
     ]
     return tuple(parts) or None
+
+
+def mark_changed_rows(alias: str) -> None:
+    """Record that another program than the mirror changes mirrored rows. Call this in its transaction."""
+    now = SYSTEM_CLOCK.now()
+    values = {"host": "", "pid": 0, "address": "", "renewed_at": now, "expires_at": now}
+    rows = models.SchedulerLease.objects.using(alias)
+    rows.update_or_create(
+        name=OUTSIDERS,
+        defaults={"holder": secrets.token_hex(8)},
+        create_defaults={"holder": secrets.token_hex(8), **values},
+    )
 
 
 class LeaderLeaseLostError(StorageError):
@@ -56,7 +71,7 @@ class LeaderLease:
         name: The work.
     """
 
-    def __init__(self, alias: str, clock: Clock, name: str = NAME) -> None:
+    def __init__(self, alias: str, clock: Clock, name: str = MIRROR) -> None:
         self._name = name
         self.number = 0
         """0 if this process does not hold the lease."""
@@ -165,3 +180,20 @@ class LeaderLease:
 
     def _rows(self) -> "QuerySet[models.SchedulerLease]":
         return models.SchedulerLease.objects.using(self._alias).filter(name=self._name)
+
+
+def stale_holder(alias: str, name: str, until: int) -> LeaseHolder | None:
+    """Return the last holder of a lease that expired before a time without being released.
+
+    Its process was killed or hangs, and no other one has taken over.
+
+    Args:
+        name: Name of the lease, such as "scheduler".
+        until: UTC milliseconds.
+    """
+    rows = models.SchedulerLease.objects.using(alias).filter(name=name)
+    row = rows.values_list(*LeaseHolder._fields).first()
+    if row is None:
+        return None
+    holder = LeaseHolder(*row)
+    return holder if RELEASED < to_milliseconds(holder.expires_at) < until else None

@@ -1,7 +1,7 @@
-"""Convert between the engine's records and rows of the tables."""
+"""Convert between the engine's records and rows of the tables: jobs, groups, workers and metrics."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,16 +11,14 @@ from django.db.models import Model, QuerySet
 from djqueue import models
 from djqueue.codecs import decode
 from djqueue.core.enginejob import EngineJob, ItemStream
-from djqueue.core.job import (
-    AttemptRecord,
-    DeadLetterRecord,
-    JobFailure,
-    JobRecord,
-)
+from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure, JobRecord
+from djqueue.core.metrics import COUNTS, PARTS, Values
 from djqueue.core.options import MSGPACK, JobOptions
+from djqueue.core.overview import Totals
 from djqueue.core.pages import JobSummary
-from djqueue.core.policies import Keep, KeepResults, Rate
+from djqueue.core.policies import NO_LIMIT, GroupLimit, Keep, KeepResults, Rate
 from djqueue.core.states import State
+from djqueue.core.workers import WorkerInfo
 
 Row = tuple[Any, ...]
 
@@ -359,3 +357,98 @@ def chunked(values: Sequence[Any], size: int = 500) -> Iterable[Sequence[Any]]:
 
 def _of(model: type[Model], alias: str) -> QuerySet[Any]:
     return model._default_manager.using(alias)
+
+
+QUEUE_STATE = ("name", "paused", "rate_capacity", "rate_per", "concurrency")
+GROUP_STATE = ("queue", "group", "concurrency", "paused", "rate_capacity", "rate_per", "weight", "mode")
+"""A row without a group's name applies to every group of the queue, and has the mode."""
+
+
+def group_row(queue: str, group: str | None, limit: GroupLimit, mode: str = "") -> Row | None:
+    """Return a row of `GROUP_STATE`, or None if nothing has to be stored."""
+    if limit == NO_LIMIT and not mode:
+        return None
+    capacity, per = (limit.rate.capacity, limit.rate.per) if limit.rate is not None else (None, None)
+    return queue, group or "", limit.concurrency, limit.paused, capacity, per, limit.weight, mode
+
+
+def group_limits(alias: str, **which: Any) -> dict[tuple[str, str | None], GroupLimit]:
+    """Return the limits set on groups, by queue and group; None stands for every group."""
+    limits: dict[tuple[str, str | None], GroupLimit] = {}
+    rows = models.GroupState.objects.using(alias).filter(**which).values_list(*GROUP_STATE[:-1])
+    for row in rows:
+        limit = group_limit_of(row)
+        if limit != NO_LIMIT:
+            limits[row[0], row[1] or None] = limit
+    return limits
+
+
+def group_limit_of(row: Row) -> GroupLimit:
+    """Return the limit of a row that begins with the columns of `GROUP_STATE`."""
+    concurrency, paused, capacity, per, weight = row[2:7]
+    rate = Rate(capacity, per) if capacity and per else None
+    return GroupLimit(concurrency, bool(paused), rate, weight)
+
+
+def recorded_modes(alias: str, queues: Collection[str] | None = None) -> dict[str, str]:
+    """Return the recorded modes of queues, or of all, by queue."""
+    rows = models.GroupState.objects.using(alias).filter(group="").exclude(mode="")
+    if queues is None:
+        return dict(rows.values_list("queue", "mode"))
+    found: dict[str, str] = {}
+    for some in chunked(list(queues)):
+        found.update(rows.filter(queue__in=some).values_list("queue", "mode"))
+    return found
+
+
+WORKER = WorkerInfo._fields[: WorkerInfo._fields.index("kind")]
+"""Fields of a worker with columns of their own; one column has the others."""
+
+
+def worker_row(info: WorkerInfo) -> tuple[str, dict[str, Any]]:
+    """Return a worker's id, and the other fields of its row."""
+    values = {name: getattr(info, name) for name in WORKER[1:]}
+    values["host"] = clean(info.host, TEXT_LIMIT)
+    values["queues"] = None if info.queues is None else list(info.queues)
+    values["names"] = list(info.names)
+    about: dict[str, Any] = {name: getattr(info, name) for name in WorkerInfo._fields[len(WORKER) :]}
+    about["jobs"] = [list(job) for job in info.jobs]
+    about["processes"] = [list(process) for process in info.processes]
+    return clean(info.id, TEXT_LIMIT), {**values, "about": about}
+
+
+BUCKET_KEY = ("queue", "name", "tier", "start")
+BUCKET = (*BUCKET_KEY, *Totals._fields, "wait", "run")
+"""Columns of a bucket of metrics: counts, then two histograms."""
+
+
+def bucket_row(key: tuple[str, str, int, int], values: Values) -> tuple[Any, ...]:
+    """Return the values of a bucket as `BUCKET`."""
+    middle = COUNTS + PARTS
+    *run, wait_sum, run_sum = values[middle:]
+    return (
+        *key,
+        *values[:COUNTS],
+        pack_histogram(wait_sum, values[COUNTS:middle]),
+        pack_histogram(run_sum, run),
+    )
+
+
+def bucket_values(row: Sequence[Any]) -> Values:
+    """Return the values of a row of `BUCKET`."""
+    wait_sum, *wait = _unpack_histogram(row[-2])
+    run_sum, *run = _unpack_histogram(row[-1])
+    return [*row[len(BUCKET_KEY) : -2], *wait, *run, wait_sum, run_sum]
+
+
+def pack_histogram(total: int, counts: Sequence[int]) -> bytes:
+    """Encode a histogram: its sum, then its parts without the trailing empty ones."""
+    many = max((part for part, count in enumerate(counts, 1) if count), default=0)
+    packed: bytes = msgpack.packb([total, *counts[:many]])
+    return packed
+
+
+def _unpack_histogram(data: bytes) -> list[int]:
+    """Return the sum of a histogram, then all its parts."""
+    numbers: list[int] = msgpack.unpackb(bytes(data))
+    return numbers + [0] * (1 + PARTS - len(numbers))

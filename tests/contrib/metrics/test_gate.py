@@ -8,7 +8,7 @@ from django.test import Client
 
 from djqueue import ConfigurationError
 from djqueue.conf import problems, read_settings
-from djqueue.contrib.metrics import gate
+from djqueue.contrib.metrics import views
 
 from .scraping import TOKEN
 
@@ -20,7 +20,7 @@ OTHER = "another-token-of-the-tests"
 def _memory(settings, monkeypatch):
     settings.ROOT_URLCONF = "tests.contrib.metrics.urls"
     monitoring(settings)
-    monkeypatch.delenv(gate.TOKEN_VARIABLE, raising=False)
+    monkeypatch.delenv(views.TOKEN_VARIABLE, raising=False)
 
 
 def monitoring(settings, **given):
@@ -63,7 +63,7 @@ def test_token_of_the_settings_grants_access(settings):
 
 
 def test_token_of_the_environment_grants_access_unless_the_settings_have_one(settings, monkeypatch):
-    monkeypatch.setenv(gate.TOKEN_VARIABLE, TOKEN)
+    monkeypatch.setenv(views.TOKEN_VARIABLE, TOKEN)
     assert status(f"Bearer {TOKEN}") == 200
     assert status() == 401
 
@@ -123,7 +123,7 @@ def test_token_grants_access_in_a_project_that_requires_logins(settings):
 
 def test_token_is_compared_in_constant_time(settings, monkeypatch):
     compared = []
-    monkeypatch.setattr(gate, "constant_time_compare", lambda *given: compared.append(given))
+    monkeypatch.setattr(views, "constant_time_compare", lambda *given: compared.append(given))
     monitoring(settings, TOKEN=TOKEN)
 
     assert status("Bearer x") == 401

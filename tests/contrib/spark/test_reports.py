@@ -11,10 +11,8 @@ from djqueue.contrib.spark.reporting import TASKS_FAILED
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError, StorageError, StorageUnavailableError
 from djqueue.core.states import State
-from djqueue.storage import publishing
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, QueueShare
-from djqueue.storage.publishing import CHUNKS_PER_STEP
-from djqueue.storage.staging import ChunkMissingError
+from djqueue.storage.staging import CHUNKS_PER_STEP, ChunkMissingError
 from djqueue.testing.factories import batch
 from tests.contrib.spark.conftest import leftovers
 from tests.contrib.spark.test_writing import QUEUE, ROWS, Died, numbers, rows, tasks, write
@@ -167,7 +165,7 @@ def test_sweep_completes_the_report_of_a_killed_driver(storage, write, monkeypat
         kill(patch, storage, step, moment)
         with pytest.raises(Killed):
             made.commit(told)
-    monkeypatch.setattr(publishing, "SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
 
     storage.sweep()
 

@@ -19,8 +19,15 @@ from djqueue.core.job import Batch
 from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage, staging
-from djqueue.storage.publishing import SILENCE
-from djqueue.storage.staging import RESUMABLE, STAGE_TTL, ChunkMissingError, Counts, Manifest, chunks_of
+from djqueue.storage.staging import (
+    RESUMABLE,
+    SILENCE,
+    STAGE_TTL,
+    ChunkMissingError,
+    Counts,
+    Manifest,
+    chunks_of,
+)
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract.staging import APP, WRITE, fresh, place, plan, publish, publish_rest, staged
 from djqueue.testing.factories import QUEUE, batch

@@ -5,7 +5,7 @@ from contextlib import closing
 import pytest
 
 from djqueue.core.errors import OptionError
-from djqueue.storage.feed import EventsLostError, FeedRange
+from djqueue.storage.export import EventsLostError, FeedRange
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing.factories import batch, claim, completing, failing, finish, job
 

@@ -47,7 +47,7 @@ def restore(spark: "SparkSession", path: str, jobs: "DataFrame", alias: str, kee
     from django.db import transaction
 
     from djqueue.models import Job, JobAttempt
-    from djqueue.storage.tables import outsiders
+    from djqueue.storage.tables import leaderlease
 
     runs = archived(spark, path, ATTEMPTS).where("outcome <> 'completed'")
     of_job = runs.groupBy("queue", "id").agg(sql.collect_list(sql.struct(*_columns(ATTEMPTS))).alias("runs"))
@@ -63,7 +63,7 @@ def restore(spark: "SparkSession", path: str, jobs: "DataFrame", alias: str, kee
             taken = _taken(alias, group)
             new = [row for row in group if (row["queue"], row["id"]) not in taken]
             if new:
-                outsiders.mark(alias)
+                leaderlease.mark_changed_rows(alias)
             Job.objects.using(alias).bulk_create([_job(row, until) for row in new])
             ended = [_attempt(run.asDict()) for row in new for run in row["runs"] or ()]
             JobAttempt.objects.using(alias).bulk_create(ended, batch_size=BATCH)

@@ -60,8 +60,7 @@ from .enqueueing import frames_of, read_answer, requests_of
 from .frames import BEGIN, HELLO
 
 if TYPE_CHECKING:
-    from djqueue.storage.facets import Events, Jobs, Limiters, Queues, Workers
-    from djqueue.storage.reads import Reads
+    from djqueue.storage.facets import Events, Jobs, Limiters, Queues, Reads, Workers
     from djqueue.storage.snapshots import Snapshots
 
 LEFT = 1.0

@@ -46,7 +46,7 @@ from djqueue.core.states import State
 from djqueue.core.units import LONGEST
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
-from djqueue.storage.scan import has_more_values
+from djqueue.storage.wire import has_more_values
 
 from . import frames
 from .frames import SAFE_CONTENT, FrameError, checked

@@ -151,6 +151,7 @@ def test_child_that_fails_again_and_again_is_restarted_after_the_longest_delay()
 
     supervisor = Supervisor([], ProcessLimits(1))
     child = SimpleNamespace(name="one", pid=1, is_ready=True)
+    supervisor._proven.add("one")
     supervisor._started["one"] = 0.0
     for _ in range(1_100):
         supervisor._on_failure(child, "exit code 1", 1.0)

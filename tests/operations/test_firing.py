@@ -449,7 +449,7 @@ def gate(settings: Any, monkeypatch: pytest.MonkeyPatch) -> type[Gate]:
 @contextmanager
 def told_of(storage: Storage) -> Iterator[list[tuple[str, str]]]:
     """The signals of enqueues and of schedules: (which, job)."""
-    storage.on_incidents = announcing.told
+    storage.on_incidents = announcing.announce_incidents
     told: list[tuple[str, str]] = []
 
     def enqueued(sender: object, job_id: str, options: Any, **_: Any) -> None:

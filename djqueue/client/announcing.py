@@ -149,7 +149,7 @@ announcer = Announcer()
 os.register_at_fork(after_in_child=announcer.reset)
 
 
-def told(incidents: Sequence[Incident]) -> None:
+def announce_incidents(incidents: Sequence[Incident]) -> None:
     """Announce incidents: what a storage did to jobs by itself, or because a user cancelled them."""
     for incident in incidents:
         if incident.event == "failed":

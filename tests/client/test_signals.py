@@ -292,6 +292,6 @@ def test_signals_are_not_prepared_without_receivers(queue, monkeypatch):
 
 
 def test_failure_that_no_worker_reports_is_logged(caplog):
-    announcing.told([Incident("emails", "a", "shop.send", "failed", "worker_lost")])
+    announcing.announce_incidents([Incident("emails", "a", "shop.send", "failed", "worker_lost")])
 
     assert "Job a (shop.send) of queue 'emails' failed permanently (worker_lost)." in caplog.messages

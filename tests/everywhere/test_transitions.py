@@ -261,7 +261,7 @@ def storage(
         server = request.getfixturevalue("redis_server")
         server.clean()
         made = RedisStorage(url=server.url, clock=clock, timeout=PATIENCE)
-    made.on_incidents = announcing.told
+    made.on_incidents = announcing.announce_incidents
     monkeypatch.setattr("djqueue.client.storages._storage", made)
     made.connect()
     yield made

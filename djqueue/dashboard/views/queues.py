@@ -22,7 +22,7 @@ from djqueue.core.states import PENDING, State
 from djqueue.dashboard import actions, audit, boards, charts, reading, rendering, rights
 from djqueue.dashboard.boards import ESTIMATING, NEVER, STEADY, QueueRow
 from djqueue.dashboard.forms import read_state
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.models import BulkKind, JobState
 
@@ -453,7 +453,7 @@ def read_groups(queue: str, name: str = "") -> GroupsOverview:
     """Return the busiest groups of a queue, and the named one if given."""
     names = [name] if name else []
     key = ("groups", queue, *names)
-    return snapshots.read(
+    return read_cache.read(
         key, lambda: get_storage().reads.groups(queue, SHOWN_GROUPS, names), versioned=True
     ).value
 
@@ -479,7 +479,7 @@ def read_shared_limiter(
     name = get_settings().policy(queue).limiter
     if name is None:
         return None
-    state = snapshots.read(("limiter", name), lambda: get_storage().limiters.state(name)).value
+    state = read_cache.read(("limiter", name), lambda: get_storage().limiters.state(name)).value
     sharing = queues_sharing(name)
     takers = [line for line in lines if line.name in sharing and line.row.used]
     return LimiterView(

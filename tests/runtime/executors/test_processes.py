@@ -13,6 +13,7 @@ import pytest
 from djqueue import Worker
 from djqueue.client import JobType
 from djqueue.conf import get_settings
+from djqueue.core import procfs
 from djqueue.core.job import ItemMark, JobRecord
 from djqueue.core.states import State
 from djqueue.errors import ConfigurationError
@@ -715,7 +716,7 @@ async def test_processes_that_fail_to_start_leave_no_children(site, monkeypatch)
     await site.ended(result)
 
     def left():
-        return set(kernel.children(group.templates.template.pid)) - {
+        return set(procfs.children(group.templates.template.pid)) - {
             process.pid for process in site.processes()
         }
 

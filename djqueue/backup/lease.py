@@ -10,14 +10,20 @@ from django.db import Error, connections
 from djqueue.core.clock import Clock
 from djqueue.core.errors import BackupError
 from djqueue.core.messages import in_one_line
+from djqueue.core.procfs import host_name
 from djqueue.core.threads import beside
 from djqueue.core.units import to_datetime
 from djqueue.models import BackupState, SchedulerLease
 from djqueue.operations.sweeps import alias_of
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock
-from djqueue.storage.tables.holders import LeaseHolder, host_name
-from djqueue.storage.tables.leaderlease import RENEW_EVERY, TTL, LeaderLease, LeaderLeaseLostError
+from djqueue.storage.tables.leaderlease import (
+    RENEW_EVERY,
+    TTL,
+    LeaderLease,
+    LeaderLeaseLostError,
+    LeaseHolder,
+)
 
 LEASE = "backup"
 """Name of the lease's row."""

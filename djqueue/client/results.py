@@ -14,7 +14,7 @@ from typing import Any
 from djqueue.core import explain
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import within
-from djqueue.core.errors import DjqueueError, JobNotFoundError, JobTimeoutError, StorageUnavailableError
+from djqueue.core.errors import DjqueueError, JobNotFoundError, ResultTimeoutError, StorageUnavailableError
 from djqueue.core.explain import MAX_BEFORE, Explanation
 from djqueue.core.job import Batch, EnqueueResult, Event, JobRecord, ResultReader, install_result_reader
 from djqueue.core.states import PENDING, TERMINAL, State
@@ -65,7 +65,7 @@ def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta, on
 
     Raises:
         JobFailedError, MaxRetriesError, JobCancelledError: The job ended without a result.
-        JobTimeoutError: The job did not end within `wait` seconds; it continues.
+        ResultTimeoutError: The job did not end within `wait` seconds; it continues.
         WaitInTransactionError: The job would start only after the caller's transaction has committed.
     """
     deadline = _deadline(wait)
@@ -219,7 +219,7 @@ def _left(deadline: int) -> float:
 
 def timed_out(
     storage: Storage, queue: str, job_id: str, wait: float | timedelta, outage: StorageUnavailableError | None
-) -> Steps[JobTimeoutError]:
+) -> Steps[ResultTimeoutError]:
     """Return the error for a caller that waited too long.
 
     Args:
@@ -227,7 +227,7 @@ def timed_out(
     """
     text = NO_ANSWER if outage is not None else (yield in_thread(storage, _explain, storage, queue, job_id))
     time = str(wait) if isinstance(wait, timedelta) else f"{wait:g} s"
-    return JobTimeoutError(
+    return ResultTimeoutError(
         f"Job {job_id!r} of queue {queue!r} did not finish within {time}, and was not stopped. {text}",
         job_id=job_id,
     )

@@ -17,7 +17,7 @@ from djqueue.core.messages import shown_name
 from djqueue.storage.base import Storage
 from djqueue.storage.snapshots import Record, ScheduleRows
 
-from .announcing import told
+from .announcing import announce_incidents
 
 IMMEDIATE = "djqueue.runtime.immediate.ImmediateStorage"
 """Storage of the setting IMMEDIATE."""
@@ -67,7 +67,7 @@ def make_storage(settings: Settings) -> Storage:
                 f"STORAGE: OPTIONS: {backend.__name__} has no option {shown_name(name.upper())}"
             )
     storage: Storage = backend(**options)
-    storage.on_incidents = told
+    storage.on_incidents = announce_incidents
     if storage.capabilities.database is None:
         storage.snapshots.schedules = ProjectSchedules()
     return storage

@@ -19,7 +19,7 @@ from djqueue.core.overview import QueueOverview
 from djqueue.core.states import State
 from djqueue.core.workers import Unhandled, WorkerInfo, is_silent, served, silent_from, unhandled
 from djqueue.dashboard import reading, rights
-from djqueue.dashboard.reading import FRESH, CachedRead, snapshots
+from djqueue.dashboard.reading import FRESH, CachedRead, read_cache
 
 ENOUGH = 2_000
 """Minimum milliseconds between the samples of an estimate."""
@@ -228,7 +228,7 @@ def empty_bucket(queue: str, start: int, step: int) -> Bucket:
 
 def board(request: HttpRequest) -> CachedRead[Board]:
     """Return all queues that the user can see, with their last hour."""
-    cached = snapshots.read("board", read_board, versioned=True)
+    cached = read_cache.read("board", read_board, versioned=True)
     cached = cached._replace(at=cached.value.at)
     changes_at(request, cached.value)
     lines = tuple(line for line in cached.value.lines if rights.sees(request, line.name))
@@ -253,7 +253,7 @@ def changes_at(request: HttpRequest, board: Board) -> None:
 
 def sees_all(request: HttpRequest) -> bool:
     """Return whether the user can see every queue."""
-    lines = snapshots.read("board", read_board, versioned=True).value.lines
+    lines = read_cache.read("board", read_board, versioned=True).value.lines
     return all(rights.sees(request, line.name) for line in lines)
 
 
@@ -273,7 +273,7 @@ def read_board() -> Board:
     names = [row.name for row in overview.queues]
     serving = served(workers)
     end = overview.at // MINUTE * MINUTE + MINUTE
-    last = snapshots.last("board")
+    last = read_cache.last("board")
     past = _past(names, end - MINUTES * MINUTE, None if last is None else last.value.past)
     recent = _by_queue(names, end - RECENT * MINUTE, end)
     known = {} if last is None else last.value.samples

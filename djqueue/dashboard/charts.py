@@ -20,7 +20,7 @@ from djqueue.core.metrics import MINUTE, Bucket
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.core.units import to_datetime
 from djqueue.dashboard import rendering, tables
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.tables import alias_of
 from djqueue.models import Annotation, JobState
 
@@ -265,7 +265,7 @@ def _clock(at: int) -> str:
 
 
 def _annotations_between(start: int, end: int) -> list[ChartAnnotation]:
-    return snapshots.read(
+    return read_cache.read(
         ("marks", start, end), lambda: _read_annotations(start, end), ANNOTATIONS_FRESH
     ).value
 

@@ -275,13 +275,13 @@ class Fresh:
         self.until = min(self.until, until)
 
 
-snapshots = ReadCache()
+read_cache = ReadCache()
 """The cache of this process."""
 
 
 def _on_setting_changed(*, setting: str, **_: object) -> None:
     if setting in ("DJQUEUE", "DATABASES"):
-        snapshots.clear()
+        read_cache.clear()
 
 
 setting_changed.connect(_on_setting_changed)
@@ -308,17 +308,17 @@ def no_parts(_request: HttpRequest) -> Hashable:
 def watch_page(request: HttpRequest, parts: Parts) -> Fresh | None:
     """Read the version of a page and watch its reads; None if the storage has no version."""
     try:
-        cached = snapshots.read("version", lambda: get_storage().reads.change_version())
+        cached = read_cache.read("version", lambda: get_storage().reads.change_version())
     except DjqueueError:
         return None
     if cached.value is None or cached.error:
         return None
-    snapshots.watch(since=cached.ended)
+    read_cache.watch(since=cached.ended)
     page_parts = parts(request)
-    watch = snapshots.unwatch()
+    watch = read_cache.unwatch()
     fresh = Fresh(_digest(request, cached.value, page_parts), SYSTEM_CLOCK.now())
     setattr(request, FRESHNESS_ATTRIBUTE, fresh)
-    snapshots.watch(since=cached.ended, covered=watch.keys if watch is not None else ())
+    read_cache.watch(since=cached.ended, covered=watch.keys if watch is not None else ())
     return fresh
 
 
@@ -341,7 +341,7 @@ def tag_of(request: HttpRequest, html: str) -> Tag:
     fresh: Fresh | None = getattr(request, FRESHNESS_ATTRIBUTE, None)
     if fresh is None:
         return Tag(hashed, "", 0)
-    watch = snapshots.unwatch()
+    watch = read_cache.unwatch()
     until = fresh.until
     if watch is not None and watch.until is not None:
         until = min(until, SYSTEM_CLOCK.now() + watch.until - SYSTEM_CLOCK.monotonic())
@@ -362,7 +362,7 @@ def _digest(request: HttpRequest, version: str, parts: Hashable) -> str:
     The digest is keyed, so that users can't compute it for data that they guess.
     """
     user: Any = request.user
-    board = snapshots.last("board")
+    board = read_cache.last("board")
     chosen = get_settings().dashboard.queue_filter
     names = () if board is None or chosen is None else tuple(line.name for line in board.value.lines)
     inputs = (

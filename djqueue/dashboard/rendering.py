@@ -42,6 +42,7 @@ REASONS = {
     "worker_lost": gettext_lazy("worker lost"),
     "worker_crashed": gettext_lazy("process crashed"),
     "memory_limit": gettext_lazy("too much memory"),
+    "cpu_limit": gettext_lazy("too much processor time"),
     "dependency_failed": gettext_lazy("dependency failed"),
     "enqueue_rejected": gettext_lazy("rejected by a bulk write"),
     "invalid_payload": gettext_lazy("invalid payload"),

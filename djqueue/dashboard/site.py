@@ -34,7 +34,7 @@ from djqueue.core.errors import DjqueueError, OptionError, StorageError
 from djqueue.core.units import to_datetime
 from djqueue.dashboard import audit, forms, reading, rendering, rights
 from djqueue.dashboard.outages import NOTICE, UNAVAILABLE, is_partial, watchdog
-from djqueue.dashboard.reading import CachedRead, Parts, snapshots
+from djqueue.dashboard.reading import CachedRead, Parts, read_cache
 from djqueue.dashboard.tables import KeysetPage
 
 if TYPE_CHECKING:
@@ -202,9 +202,9 @@ class DashboardSite:
                 return HttpResponseBadRequest(str(error), content_type="text/plain; charset=utf-8")
             raise
         finally:
-            snapshots.unwatch()
+            read_cache.unwatch()
             if changes:
-                snapshots.forget()
+                read_cache.forget()
 
     def render(
         self,

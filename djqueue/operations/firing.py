@@ -34,6 +34,7 @@ from djqueue.core.clock import Clock
 from djqueue.core.errors import DjqueueError, StorageUnavailableError
 from djqueue.core.job import Batch, EnqueueResult, Incident
 from djqueue.core.options import JobKey, JobOptions
+from djqueue.core.procfs import died_here, this_process
 from djqueue.core.states import LIVE, PENDING, State
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.middleware import Layer, layers_of, through
@@ -43,7 +44,6 @@ from djqueue.schedules.schedule import plan
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock, set_right
-from djqueue.storage.tables.holders import LeaseHolder, died_here, host_name, start_mark
 
 from .cronjobs import batch_of, declare, job_id
 
@@ -511,13 +511,13 @@ class TakenOverError(DjqueueError):
 
 
 def _this_process() -> str:
-    return f"{os.getpid()}@{host_name()}{start_mark(os.getpid())}"
+    return f"{os.getpid()}@{this_process()}"
 
 
 def _is_gone(process: str) -> bool:
     """Return whether a process of this machine has ended; a suspended one has not."""
     pid, _, host = process.partition("@")
-    return pid.isdecimal() and died_here(LeaseHolder("", host, int(pid), ""))
+    return pid.isdecimal() and died_here(int(pid), host)
 
 
 def _overlaps(overlap: str, unfinished: list[JobKey], known: KnownStates) -> bool:

@@ -48,6 +48,7 @@ class Flushing(ABC):
         self._events = context.events
         self._lose = context.control.lose
         self._sending = asyncio.Lock()
+        self.closed = False
         self._scheduled = False
         self._waits_for_lock = False
         self._not_before = 0.0
@@ -66,8 +67,8 @@ class Flushing(ABC):
         """
 
     async def close(self) -> None:
-        """Cancel the scheduled flush, if one is in progress."""
-        self._scheduled = True
+        """Cancel the flush in progress, if there is one; begin no other."""
+        self.closed = self._scheduled = True
         if self._flush is not None:
             self._flush.cancel()
             await asyncio.gather(self._flush, return_exceptions=True)
@@ -87,6 +88,8 @@ class Flushing(ABC):
         self._loop.call_later(delay, self._begin)
 
     def _begin(self) -> None:
+        if self.closed:
+            return  # Nothing would await a task that begins while its loop is being closed.
         self._scheduled = False
         self._not_before = self._loop.time() + self.interval
         self._flush = self._loop.create_task(self._flush_scheduled())
@@ -119,7 +122,6 @@ class Emitter(Flushing):
         super().__init__(context)
         self.settings = context.settings
         self.lock = Lock()
-        self.closed = False
         self._pending: dict[RunItems, None] = {}
         """Runs with items to send, in the order of their turns."""
         self._encoders: dict[str, Callable[[Any], bytes]] = {}
@@ -171,7 +173,6 @@ class Emitter(Flushing):
 
     async def close(self) -> None:
         """Stop sending, and release the generators that wait for room."""
-        self.closed = True
         await super().close()
         with self.lock:
             pending, self._pending = list(self._pending), {}

@@ -28,6 +28,7 @@ from typing import NamedTuple, NoReturn
 
 from django.db import connections
 
+from djqueue.core import procfs
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.job import Lease
 from djqueue.storage.base import Storage
@@ -323,11 +324,8 @@ def _keep(table: LeaseTable, storage: Storage, parent: int, patience: int) -> No
 
 def _is_stopped(pid: int) -> bool:
     """Return whether a process is stopped (SIGSTOP) or a zombie. Known on Linux only."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False
-    return state in "TtZX"
+    found = procfs.stat(pid)
+    return found is not None and found.state in "TtZX"
 
 
 def _close_inherited_connections() -> None:

@@ -13,13 +13,13 @@ from itertools import islice
 from platform import python_version
 
 from djqueue._version import __version__
+from djqueue.core import procfs
 from djqueue.core.job import Event as JobEvent
 from djqueue.core.workers import DUMP, QUIET, RESUME, STOP, RunningJob, WorkerInfo
 from djqueue.storage.base import Unsubscribe
 
 from .context import WorkerContext
 from .executors import Executor
-from .executors.processes import kernel
 from .exits import supervisor
 from .leases import seconds_between_checks
 from .loops import Periodic
@@ -130,7 +130,7 @@ class Heartbeat:
             state="stopping" if control.stopping else state,
             kind=context.kind,
             heartbeat=options.heartbeat,
-            rss=kernel.memory(os.getpid()),
+            rss=procfs.memory(os.getpid()),
             version=__version__,
             project=context.settings.version,
             jobs=self._longest_running(),

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from djqueue.client import get_storage
-from djqueue.client.announcing import announcer, told
+from djqueue.client.announcing import announce_incidents, announcer
 from djqueue.conf import get_settings, has_django
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageUnavailableError
@@ -94,7 +94,7 @@ class Worker:
         )
         self.storage = storage if storage is not None else get_storage()
         if self.storage.on_incidents is None:
-            self.storage.on_incidents = told
+            self.storage.on_incidents = announce_incidents
         self.handlers = read_handlers(handlers)
         self._for_processes = [] if inline else handlers_for_processes(self.handlers, self.settings)
         self.on_started: Callable[[], None] | None = None

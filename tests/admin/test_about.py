@@ -9,7 +9,7 @@ from django.urls import reverse
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from tests.admin.factories import logged_in, make_superuser, make_user
 from tests.statements import recorded
 
@@ -175,7 +175,7 @@ def test_the_panel_takes_one_query_with_the_database_storage(ada):
 
     with recorded() as bare:
         page(client, ada, "plain")
-    snapshots.clear()  # A slow read is reused for a while.
+    read_cache.clear()  # A slow read is reused for a while.
     with recorded() as with_jobs:
         html = page(client, ada)
 

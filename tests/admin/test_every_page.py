@@ -11,7 +11,7 @@ from django.http import HttpResponse
 from django.test import Client
 
 from djqueue.dashboard import rights
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.site import DashboardPage
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import AuditEvent, Job
@@ -42,9 +42,9 @@ def dashboard(request: pytest.FixtureRequest, settings: Any) -> str:
 
 @pytest.fixture(autouse=True)
 def _fresh_snapshots() -> Iterator[None]:
-    snapshots.clear()
+    read_cache.clear()
     yield
-    snapshots.clear()
+    read_cache.clear()
 
 
 def all_of_djqueue() -> list[str]:

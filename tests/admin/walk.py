@@ -14,7 +14,7 @@ from django.db import connection
 from django.test import Client
 from django.urls import URLPattern, reverse
 
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.site import DashboardPage
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import (
@@ -73,7 +73,7 @@ class Scene:
         Annotation.objects.create(at=NOON, label="v1")
         for queue in (SHOWN, HIDDEN):
             self._fill(queue)
-        snapshots.clear()
+        read_cache.clear()
 
     def _fill(self, queue: str) -> None:
         secret = {"args": [], "kwargs": {"password": SECRET, "to": "ann"}}
@@ -198,7 +198,7 @@ def data_for(target: Target) -> dict[str, Any]:
 
 def ask(client: Client, target: Target, method: str) -> Any:
     """Make a request without snapshots of earlier ones."""
-    snapshots.clear()
+    read_cache.clear()
     if method == "POST":
         response = client.post(target.url, data_for(target))
         # Messages on the next page would repeat what was typed here.

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from asgiref.sync import async_to_sync
 
-from djqueue import JobTimeoutError, Queue, StorageUnavailableError, job
+from djqueue import Queue, ResultTimeoutError, StorageUnavailableError, job
 from djqueue.testing.factories import claim, claim_one, finish, retrying, worker
 
 NO_WORKER = r"has not started\. No live worker serves the queue\. .*runworkers"
@@ -23,7 +23,7 @@ def a_worker(storage, **given):
 @pytest.fixture
 def message(do):
     def read(thing, *args, **kwargs):
-        with pytest.raises(JobTimeoutError) as caught:
+        with pytest.raises(ResultTimeoutError) as caught:
             do(thing, "enqueue_and_wait", *args, wait=0, **kwargs)
         assert caught.value.job_id
         return str(caught.value)
@@ -101,7 +101,8 @@ def test_timeout_error_names_the_worker_of_active_job(queue, do, storage):
     claim_one(storage, queues=["orders"], names=["orders"], worker="w1")
 
     with pytest.raises(
-        JobTimeoutError, match=r"did not finish within 0 s, and was not stopped\. It is running on worker w1"
+        ResultTimeoutError,
+        match=r"did not finish within 0 s, and was not stopped\. It is running on worker w1",
     ):
         result.wait(0)
 
@@ -112,7 +113,7 @@ def test_timeout_error_names_the_next_attempt(queue, storage):
     finish(storage, retrying(claimed, delay=3_600_000))
 
     with pytest.raises(
-        JobTimeoutError, match=r"Attempt 1 failed; the next one has not started\. .* It can start at 20"
+        ResultTimeoutError, match=r"Attempt 1 failed; the next one has not started\. .* It can start at 20"
     ):
         result.wait(0)
 
@@ -120,9 +121,9 @@ def test_timeout_error_names_the_next_attempt(queue, storage):
 def test_results_and_streams_have_the_same_timeout_error(queue):
     result = queue.enqueue(id="a")
 
-    with pytest.raises(JobTimeoutError, match=NO_WORKER):
+    with pytest.raises(ResultTimeoutError, match=NO_WORKER):
         result.wait(0)
-    with pytest.raises(JobTimeoutError, match=NO_WORKER):
+    with pytest.raises(ResultTimeoutError, match=NO_WORKER):
         list(queue.stream("a", wait=0))
 
 
@@ -132,9 +133,9 @@ def test_async_results_and_streams_have_the_same_timeout_error(queue):
     async def read():
         return [item async for item in queue.astream("a", wait=0)]
 
-    with pytest.raises(JobTimeoutError, match=NO_WORKER):
+    with pytest.raises(ResultTimeoutError, match=NO_WORKER):
         async_to_sync(result.await_)(0)
-    with pytest.raises(JobTimeoutError, match=NO_WORKER):
+    with pytest.raises(ResultTimeoutError, match=NO_WORKER):
         async_to_sync(read)()
 
 
@@ -156,7 +157,7 @@ def test_timeout_error_is_raised_when_the_explanation_is_unavailable(queue, stor
     monkeypatch.setattr(storage.reads, "explain", away)
 
     with pytest.raises(
-        JobTimeoutError,
+        ResultTimeoutError,
         match=r"did not finish within 0 s, and was not stopped\. It is still waiting in its queue\.$",
     ):
         queue.enqueue_and_wait(wait=0)

@@ -6,7 +6,7 @@ import pytest
 
 from djqueue.client.storages import close_storage
 from djqueue.dashboard import jobsearch, outages, site
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from tests.support import PATIENCE
 
 
@@ -14,10 +14,10 @@ from tests.support import PATIENCE
 def _fresh_process() -> Iterator[None]:
     """Forget the storage and the cached reads of the test before."""
     close_storage()
-    snapshots.clear()
+    read_cache.clear()
     yield
     close_storage()
-    snapshots.clear()
+    read_cache.clear()
 
 
 @pytest.fixture(autouse=True)

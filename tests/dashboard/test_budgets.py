@@ -9,7 +9,7 @@ from django.db import connection
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.dashboard import boards
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import BulkKind, BulkOperation, CronJob
 from djqueue.operations import bulk
@@ -81,7 +81,7 @@ def check(found: list[str]) -> None:
 
 def test_pages_with_cached_reads_run_few_statements(backend, monkeypatch):
     # On a busy machine, more than a second may pass between the two visits.
-    monkeypatch.setattr(snapshots, "_clock", FakeClock())
+    monkeypatch.setattr(read_cache, "_clock", FakeClock())
     client = logged_in(make_superuser())
     for page in SHOWN:
         is_absent = page.name == "worker" or (page.name in BULK_WRITE and backend == "memory")
@@ -101,8 +101,8 @@ def test_pages_with_cached_reads_run_few_statements(backend, monkeypatch):
 def test_shared_reads_run_as_many_statements_for_any_number_of_queues(many, backend):
     for number in range(many):
         Queue(f"queue-{number:02}").enqueue(1)
-    snapshots.clear()
-    found = statements(lambda: snapshots.read("board", boards.read_board))
+    read_cache.clear()
+    found = statements(lambda: read_cache.read("board", boards.read_board))
     check(found)
     assert len(found) <= READ, found
 

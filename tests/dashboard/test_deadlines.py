@@ -11,7 +11,7 @@ import pytest
 
 from djqueue import Queue
 from djqueue.client.storages import close_storage
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from tests import servers
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, logged_in, one_with, visit
 from tests.proxies import SlowProxy
@@ -93,7 +93,7 @@ def visit_without_banner(client, names=SHOWN) -> None:
     """Wait until pages show no banner. Each then has data to show during an outage."""
 
     def shows_no_banner() -> bool:
-        snapshots.forget()
+        read_cache.forget()
         return set(banners(client, names).values()) == {""}
 
     eventually(shows_no_banner, message="no page has a banner")
@@ -114,7 +114,7 @@ def test_pages_show_cached_data_while_redis_is_unreachable(client, settings, red
     use_redis(settings, redis_server.url)
     Queue("emails").enqueue(1)
     visit_without_banner(client)
-    snapshots.forget()
+    read_cache.forget()
     with redis_server.frozen() if how == "frozen" else refusing(redis_server):
         found = banners(client)
     assert "The storage is unreachable" in found["changelist"]
@@ -146,7 +146,7 @@ def test_pages_respond_while_redis_takes_a_second_per_reply(client, settings, re
         # A read that takes too long for a page continues in the background, for the next pages. It has made
         # few of its round trips; with the others at this speed, it still takes longer than a page may.
         proxy.slow_down(0.2)
-        eventually(lambda: snapshots.last("board"))
+        eventually(lambda: read_cache.last("board"))
         proxy.slow_down(1.0)
         assert b"emails" in visit(client, BY_NAME["queues"]).content
         close_storage()
@@ -167,7 +167,7 @@ def test_pages_show_cached_data_while_the_scheduler_hangs(client, settings, tmp_
 
         def banners_of_outage() -> dict[str, str] | None:
             # A read that has begun before may still answer.
-            snapshots.forget()
+            read_cache.forget()
             found = banners(client)
             return found if found["changelist"] else None
 

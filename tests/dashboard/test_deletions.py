@@ -137,7 +137,7 @@ def test_selected_dead_letters_are_deleted_unless_retried_meanwhile(queue, clien
 @pytest.mark.parametrize(
     ("what", "left"),
     [
-        ("drain", [State.FAILED]),
+        ("clear", [State.FAILED]),
         ("failed", [State.WAITING, State.DELAYED]),
         ("obliterate", []),
     ],
@@ -209,7 +209,7 @@ def test_undo_is_refused_on_read_only_dashboard(queue, client, settings):
 def test_forged_request_of_viewer_changes_nothing_and_is_logged(queue, page):
     queue.enqueue(1, id="job-1")
     viewer = logged_in(one_with(rights.VIEW))
-    assert post(viewer, page, job=["emails/job-1"], what="drain", confirm="emails").status_code == 403
+    assert post(viewer, page, job=["emails/job-1"], what="clear", confirm="emails").status_code == 403
     assert not BulkOperation.objects.exists()
     assert AuditEvent.objects.get().refused
 

@@ -8,7 +8,7 @@ from djqueue import Queue, chain, chord
 from djqueue.client import get_storage
 from djqueue.core.states import State
 from djqueue.dashboard import flowcharts, rights
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.views import flows
 from djqueue.models import AuditEvent
 from djqueue.testing.factories import claim, completing, failing, finish
@@ -61,7 +61,7 @@ def work(storage, kind="complete", slots=1, **given):
 
 
 def page(client, name="flow", **query):
-    snapshots.clear()
+    read_cache.clear()
     return client.get(address(BY_NAME[name], **query)).content.decode()
 
 

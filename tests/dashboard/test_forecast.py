@@ -5,7 +5,7 @@ import pytest
 from djqueue import Queue
 from djqueue.dashboard import boards
 from djqueue.dashboard.boards import DRAINING, EMPTY, ESTIMATING, NEVER, STEADY, Sample
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.testing.clock import FakeClock
 from tests.dashboard.acting import complete
 
@@ -64,8 +64,8 @@ def test_board_estimates_from_earlier_reads(clock):
     Queue("emails").enqueue_many(range(10), ids=[f"job-{number}" for number in range(10)])
 
     def look():
-        snapshots.forget()
-        return snapshots.read("board", boards.read_board).value.line("emails").forecast
+        read_cache.forget()
+        return read_cache.read("board", boards.read_board).value.line("emails").forecast
 
     assert look().kind == ESTIMATING
     for number in range(2):
@@ -74,5 +74,5 @@ def test_board_estimates_from_earlier_reads(clock):
         found = look()
         assert found.kind == DRAINING
     assert found.left == pytest.approx(16_000)
-    snapshots.clear()
+    read_cache.clear()
     assert look().kind == ESTIMATING

@@ -18,7 +18,7 @@ from djqueue.core.job import ProgressReport
 from djqueue.core.policies import Rate
 from djqueue.core.workers import WorkerInfo
 from djqueue.dashboard import boards, reading, rights
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.views import schedules
 from djqueue.models import Annotation, BulkKind, CronJob
 from djqueue.operations import bulk
@@ -44,7 +44,7 @@ class Viewer:
         self.tag = ""
 
     def look(self, **headers: str) -> Any:
-        snapshots.forget()
+        read_cache.forget()
         given = {"HX-Request": "true", "HX-PTag": self.tag, **headers}
         response = self.client.get(self.url, headers=given)
         self.tag = response.headers.get("HX-PTag", self.tag)
@@ -328,7 +328,7 @@ def test_version_of_page_with_estimate_expires_soon(queue):
 @pytest.mark.usefixtures("_steady")
 def test_read_older_than_the_version_gets_no_version(queue):
     viewer = Viewer("queues")
-    snapshots.read("board", boards.read_board, versioned=True)
+    read_cache.read("board", boards.read_board, versioned=True)
     response = viewer.client.get(viewer.url, headers={"HX-Request": "true"})
     tag = reading.parse_tag(response.headers["HX-PTag"])
     # The board may be older than the version: what it lacks would be hidden.

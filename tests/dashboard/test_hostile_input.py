@@ -8,7 +8,7 @@ from hypothesis import settings as with_settings
 from hypothesis import strategies as st
 
 from djqueue import Queue
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.models import BulkOperation, CronJob, Job
 from tests.admin.factories import make_job
 from tests.dashboard.schedules import GOOD
@@ -209,7 +209,7 @@ def test_form_answers_any_values(client: Any, examples: Any) -> None:
     @example(page=BY_NAME["cron_create"], data={**GOOD, "schedule": "", "every": "36500 00:00:00"})
     @example(page=BY_NAME["group_limits"], data={"group-name": "\ud7ff" * 300, "group-rate": LONG})
     def check(page: Any, data: dict[str, str]) -> None:
-        snapshots.clear()
+        read_cache.clear()
         filled = {**GOOD, **data} if page.name.startswith("cron_") and page.name != "cron_run" else data
         response = client.post(address(page), filled)
         assert is_answered(response), (page.name, data)

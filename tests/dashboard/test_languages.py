@@ -13,7 +13,7 @@ from djqueue.client import get_storage
 from djqueue.core.job import ClaimRequest, JobFailure, Outcome
 from djqueue.core.overview import DiagnosticLine
 from djqueue.dashboard import diagnostics, rendering
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.views import schedules
 from djqueue.models import CronJob
 from tests.admin.factories import make_superuser
@@ -72,7 +72,7 @@ def busy():
     queue.set_limits(rate="2000/s", concurrency=2_000)
     CronJob.objects.create(pk=1, name="nightly", job_name="shop.nightly", schedule="0 4 * * *")
     storage.sweep()
-    snapshots.clear()
+    read_cache.clear()
     return queue
 
 

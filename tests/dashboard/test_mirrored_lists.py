@@ -7,7 +7,7 @@ import pytest
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.dashboard import reading
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.operations.mirror import mirror_of
 from tests import servers
 from tests.dashboard.visiting import PAGES, address, logged_in, make_superuser
@@ -35,7 +35,7 @@ def test_list_of_mirrored_jobs_changes_when_mirror_catches_up() -> None:
 
     def look() -> Any:
         nonlocal tag
-        snapshots.forget()
+        read_cache.forget()
         url = address(BY_NAME["jobs"], state="waiting")
         response = client.get(url, headers={"HX-Request": "true", "HX-PTag": tag})
         tag = response.headers.get("HX-PTag", tag)

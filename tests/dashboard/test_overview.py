@@ -12,7 +12,7 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.units import to_datetime
 from djqueue.core.workers import SILENT, WorkerInfo
 from djqueue.dashboard import boards, rights
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.models import CronJob
 from tests.dashboard.acting import fail
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
@@ -41,7 +41,7 @@ def test_overview_of_new_project_shows_first_commands(client, anywhere):
     html = shown(client).content.decode()
     assert "python manage.py runworkers" in html
     Queue("emails").enqueue(1)
-    snapshots.clear()
+    read_cache.clear()
     assert "python manage.py runworkers" not in shown(client).content.decode()
 
 
@@ -116,7 +116,7 @@ def test_late_schedules_are_listed(client, memory):
     row.save()
     assert health(client)["Overdue schedules"] == ("0", "ok")
     CronJob.objects.update(next_run_at=to_datetime(SYSTEM_CLOCK.now() - 100_000))
-    snapshots.clear()
+    read_cache.clear()
     assert health(client)["Overdue schedules"] == ("1", "bad")
     assert f'<a href="/admin/djqueue/dashboard/cron/{row.pk}/">night</a>' in shown(client).content.decode()
 
@@ -190,7 +190,7 @@ def test_overview_shows_last_read_during_outage_of_storage(client, memory, monke
     monkeypatch.setattr(get_storage().workers, "all", away)
     for verb in ("overview", "diagnostics"):
         monkeypatch.setattr(get_storage().reads, verb, away)
-    snapshots.forget()
+    read_cache.forget()
     response = shown(client)
     assert "The storage is unreachable: nobody is at home" in response.content.decode()
     assert response["Djq-Unavailable"] == "1"

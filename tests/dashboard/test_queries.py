@@ -9,7 +9,7 @@ from djqueue.core.metrics import HOUR, MINUTE, NO_TIMES, PARTS, Histogram, RunSt
 from djqueue.core.options import DAY
 from djqueue.dashboard import boards
 from djqueue.dashboard.boards import MINUTES, RECENT
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 
@@ -42,8 +42,8 @@ class Viewer:
     def look(self) -> boards.Board:
         """A new read, which has to be what the storage says of the whole hour."""
         self.minutes.clear()
-        snapshots.forget()
-        board = snapshots.read("board", boards.read_board).value
+        read_cache.forget()
+        board = read_cache.read("board", boards.read_board).value
         end = board.at // MINUTE * MINUTE + MINUTE
         for line in board.lines:
             assert list(line.buckets) == self._series([line.name], end - HOUR, end, MINUTE)

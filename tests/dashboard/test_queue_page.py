@@ -9,7 +9,7 @@ from djqueue.core.job import ClaimRequest
 from djqueue.core.policies import GroupLimit, Rate
 from djqueue.dashboard import boards, rights
 from djqueue.dashboard.boards import Forecast
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.models import AuditEvent
 from djqueue.operations.annotations import annotate
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
@@ -50,7 +50,7 @@ def viewer():
 
 
 def shown(client, name="queue", **query):
-    snapshots.clear()
+    read_cache.clear()
     return client.get(address(BY_NAME[name], **query)).content.decode()
 
 

@@ -13,7 +13,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.units import to_datetime
 from djqueue.dashboard import rights, tables
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.views import activity
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState, OutboxJob
 from djqueue.operations import bulk
@@ -339,7 +339,7 @@ def test_redis_outbox_is_shown_with_its_backlog(client, settings, memory, monkey
     monkeypatch.setattr(MemoryStorage, "capabilities", Capabilities(in_process=True, has_outbox=True))
     diagnostics = get_storage().reads.diagnostics()._replace(backend="redis")
     monkeypatch.setattr(get_storage().reads, "diagnostics", lambda: diagnostics)
-    snapshots.clear()
+    read_cache.clear()
     given = {"queue": "emails", "name": "send", "payload": b"", "options": b""}
     for number in range(2):
         created = to_datetime(SYSTEM_CLOCK.now() - 180_000)
@@ -361,7 +361,7 @@ def test_job_deleted_since_it_was_listed_is_reported(client, anywhere):
     Queue("emails").enqueue(1, id="job-1")
     assert "job-1" in shown(client, "jobs", state="waiting").content.decode()
     get_storage().jobs.remove("emails", ["job-1"])
-    snapshots.clear()
+    read_cache.clear()
     response = client.get(address(BY_NAME["job"]))
     assert response.status_code == 404
     assert "Job job-1 was not found in queue emails" in response.content.decode()

@@ -7,7 +7,7 @@ import pytest
 from djqueue.client import get_storage
 from djqueue.core.workers import DUMP_TTL, ProcessInfo, RunningJob
 from djqueue.dashboard import rights
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.models import AuditEvent
 from djqueue.testing.factories import enqueue, worker
 from tests.dashboard.visiting import PAGES, address, logged_in, one_with, visit
@@ -44,12 +44,12 @@ def hidden(memory, settings):
 
 
 def page(client, name="workers"):
-    snapshots.clear()
+    read_cache.clear()
     return client.get(address(BY_NAME[name])).content.decode()
 
 
 def press(client, command, **data):
-    snapshots.clear()
+    read_cache.clear()
     return client.post(address(BY_NAME[f"worker_{command}"]), data)
 
 

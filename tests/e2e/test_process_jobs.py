@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from djqueue.runtime.executors.processes.kernel import descendants
+from djqueue.core.procfs import descendants
 from tests.e2e.test_supervisor import ON_SQLITE, Shop, lives
 from tests.support import eventually
 

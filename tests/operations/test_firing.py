@@ -24,6 +24,7 @@ from djqueue.client import announcing, registry
 from djqueue.codecs import MSGPACK, decode
 from djqueue.core.errors import QueueFullError, StorageUnavailableError
 from djqueue.core.job import Batch, Claimed, EnqueueResult, Incident, Outcome
+from djqueue.core.procfs import host_name, start_mark
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.operations.cronjobs import KEPT
@@ -32,7 +33,6 @@ from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.redis import RedisStorage
-from djqueue.storage.tables.holders import host_name, start_mark
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
     QUEUE,
@@ -449,7 +449,7 @@ def gate(settings: Any, monkeypatch: pytest.MonkeyPatch) -> type[Gate]:
 @contextmanager
 def told_of(storage: Storage) -> Iterator[list[tuple[str, str]]]:
     """The signals of enqueues and of schedules: (which, job)."""
-    storage.on_incidents = announcing.told
+    storage.on_incidents = announcing.announce_incidents
     told: list[tuple[str, str]] = []
 
     def enqueued(sender: object, job_id: str, options: Any, **_: Any) -> None:

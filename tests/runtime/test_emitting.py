@@ -2,23 +2,16 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 from django.db import connection
 
-from djqueue import (
-    ConfigurationError,
-    OptionError,
-    Queue,
-    Retry,
-    StorageUnavailableError,
-    UnrecoverableError,
-    current_job,
-    job,
-)
+from djqueue import Queue, Retry, StorageUnavailableError, UnrecoverableError, current_job, job
 from djqueue.client import registry
 from djqueue.conf import Settings
 from djqueue.core.policies import QueuePolicy
+from djqueue.errors import ConfigurationError, OptionError
 from djqueue.runtime import emitting, worker
 from djqueue.runtime.handlers import read_handlers
 from djqueue.testing.factories import items_of
@@ -532,3 +525,38 @@ def test_batched_generator_is_rejected_at_declaration(monkeypatch, is_async):
 
     with pytest.raises(OptionError, match="batch: a generator function"):
         job(batch=10)(as_handler(is_async, iter))
+
+
+class OneReport(emitting.Flushing):
+    """Sends one report, and counts how often."""
+
+    interval = 0.0
+    operation = "report"
+    flushed = 0
+
+    @property
+    def waiting(self):
+        return False
+
+    async def flush(self):
+        self.flushed += 1
+        return set()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2], ids=["to be armed", "armed", "begun"])
+async def test_nothing_is_flushed_after_the_end_of_its_worker(turns):
+    loop = asyncio.get_running_loop()
+    events = SimpleNamespace(storage_worked=lambda operation: None)
+    control = SimpleNamespace(lose=lambda run: None)
+    reports = OneReport(SimpleNamespace(storage=None, loop=loop, events=events, control=control))
+    reports._schedule()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+    await reports.close()
+    flushed, tasks = reports.flushed, asyncio.all_tasks()
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+    assert reports.flushed == flushed
+    assert asyncio.all_tasks() == tasks

@@ -65,12 +65,12 @@ def storage_calls(storage: Any, client: Any, job_id: str = "") -> dict[str, Call
     from django.urls import reverse
 
     from djqueue import Queue
-    from djqueue.dashboard.reading import snapshots
+    from djqueue.dashboard.reading import read_cache
 
     queue = Queue(QUEUE, storage=storage)
 
     def page() -> Any:
-        snapshots.forget()
+        read_cache.forget()
         return client.get(reverse("admin:djqueue_dashboard_changelist"))
 
     return {

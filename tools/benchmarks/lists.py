@@ -18,7 +18,7 @@ def measure(rows: list[int], samples: int) -> None:
     """Seed, measure, seed more, measure again."""
     from django.db import connection
 
-    from djqueue.dashboard.reading import snapshots
+    from djqueue.dashboard.reading import read_cache
 
     client = visitor()
     found: dict[str, list[float]] = {}
@@ -30,7 +30,7 @@ def measure(rows: list[int], samples: int) -> None:
         print(f"{wanted:,} rows in {time.perf_counter() - began:.0f} s on {connection.vendor}", flush=True)
         with database():
             for word, read in reads(client):
-                took = quickest(read, samples, snapshots.forget)
+                took = quickest(read, samples, read_cache.forget)
                 found.setdefault(word, []).append(took)
                 growth = f"   x{took / found[word][0]:.2f}" if there > rows[0] else ""
                 print(f"{word:30} {took:10.2f} ms of {there:,}{growth}", flush=True)

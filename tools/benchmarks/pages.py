@@ -161,7 +161,7 @@ STORAGES = {"memory": memory, "redis": redis, "cluster": cluster, "database": da
 def overview(name: str, given: Any, samples: int) -> None:
     """Milliseconds of the pages and of the reads behind them, and what 200 queues cost against 20."""
     from djqueue.dashboard import boards
-    from djqueue.dashboard.reading import snapshots
+    from djqueue.dashboard.reading import read_cache
 
     storage, record = given
     client = visitor()
@@ -181,10 +181,10 @@ def overview(name: str, given: Any, samples: int) -> None:
             "page Queues": lambda: page(client, "queues"),
         }
         for word, read in reads.items():
-            found.setdefault(word, []).append(quickest(read, samples, snapshots.forget))
+            found.setdefault(word, []).append(quickest(read, samples, read_cache.forget))
         for word in ("what is read each second", "page Overview"):
             key = f"{word}, cold"
-            found.setdefault(key, []).append(quickest(reads[word], samples, snapshots.clear))
+            found.setdefault(key, []).append(quickest(reads[word], samples, read_cache.clear))
     for word, (few, many) in found.items():
         print(
             f"{name:9} {word:32} {few:9.2f} ms of {FEW} queues {many:9.2f} ms of {MANY}: x{many / few:.2f}",
@@ -197,7 +197,7 @@ def unchanged(name: str, given: Any, samples: int) -> None:
     from django.urls import reverse
 
     from djqueue import Queue
-    from djqueue.dashboard.reading import snapshots
+    from djqueue.dashboard.reading import read_cache
     from djqueue.operations.mirror import is_mirrored, mirror_of
 
     storage, record = given
@@ -221,7 +221,7 @@ def unchanged(name: str, given: Any, samples: int) -> None:
         tag = ""
         for _ in range(samples):
             for known in ("", tag):
-                snapshots.forget()
+                read_cache.forget()
                 began = time.perf_counter()
                 response = client.get(url, headers={"HX-Request": "true", "HX-PTag": known})
                 took[response.status_code].append((time.perf_counter() - began) * 1_000)

@@ -16,7 +16,7 @@ from djqueue.core.states import PENDING, State
 from djqueue.dashboard import actions, audit, boards, jobsearch, rendering, rights
 from djqueue.dashboard.actions import RateForm
 from djqueue.dashboard.forms import check_hidden
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.site import Crumb, DashboardSite, Pages
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
@@ -236,7 +236,7 @@ def job_progress(request: HttpRequest, report: BulkWriteReport) -> BulkWriteJobs
     buckets = buckets[: SAMPLE_SIZE // MIN_SAMPLE]
     capped = bool(remaining) or any(line.count(state) > limit for line in lines for state in State)
     key = ("bulk_write_jobs", report.tag, *buckets)
-    counts = snapshots.read(
+    counts = read_cache.read(
         key, lambda: _count(storage, report.tag, buckets, limit), fresh=JOB_COUNTS_FRESH
     ).value
     may_be_pending = any(line.count(state) for line in lines for state in AHEAD)

@@ -20,7 +20,7 @@ from djqueue.core.units import to_datetime
 from djqueue.dashboard import actions, boards, rendering, rights
 from djqueue.dashboard.actions import RateForm, act_on_selection, delete_selection
 from djqueue.dashboard.forms import check_hidden
-from djqueue.dashboard.reading import CachedRead, snapshots
+from djqueue.dashboard.reading import CachedRead, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
@@ -129,7 +129,7 @@ def read_dead_letters(
     board = boards.board(request).value
     names = board.names_with(State.FAILED, queue)
     key = ("failures", *names)
-    return snapshots.read(key, lambda: _read_all(names, board.at), fresh=fresh, versioned=True)
+    return read_cache.read(key, lambda: _read_all(names, board.at), fresh=fresh, versioned=True)
 
 
 def read_query(given: Mapping[str, str]) -> dict[str, str]:

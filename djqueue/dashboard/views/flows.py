@@ -15,7 +15,7 @@ from djqueue.core.job import JobRecord
 from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, TERMINAL, State
 from djqueue.dashboard import actions, audit, boards, flowcharts, rights
-from djqueue.dashboard.reading import CachedRead, snapshots
+from djqueue.dashboard.reading import CachedRead, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.storage.actions import RETRY
 
@@ -161,7 +161,7 @@ def newest_workflows(request: HttpRequest, kind: str) -> CachedRead[list[Summary
     for state in KINDS[kind]:
         counted = sorted((-line.count(state), line.name) for line in lines if line.count(state))
         wanted += [(state, name) for _, name in counted[:QUEUES]]
-    cached = snapshots.read(("flows", kind, tuple(wanted)), lambda: _graphs(wanted), WORKFLOWS_FRESH)
+    cached = read_cache.read(("flows", kind, tuple(wanted)), lambda: _graphs(wanted), WORKFLOWS_FRESH)
     graphs = [visible_part(request, graph) for graph in cached.value]
     rows = sorted(map(summarize, graphs), key=lambda row: -row.began_at)
     return CachedRead(rows, cached.at, cached.error)

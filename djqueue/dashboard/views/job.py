@@ -34,12 +34,12 @@ STEPS = {
     "enqueued": gettext_lazy("enqueued"),
     "started": gettext_lazy("started"),
     "released": gettext_lazy("released"),
-    "retried": gettext_lazy("failed, will be retried"),
+    "retried": gettext_lazy("failed, retried"),
     "stalled": gettext_lazy("stalled (lease expired)"),
     "completed": gettext_lazy("completed"),
     "failed": gettext_lazy("failed"),
     "cancelled": gettext_lazy("cancelled"),
-    "requeued": gettext_lazy("retried"),
+    "requeued": gettext_lazy("requeued"),
 }
 BAD = frozenset({"retried", "stalled", "failed"})
 LENGTHS = ("timeout", "ttl", "unique_ttl", "result_ttl", "retention", "delay")

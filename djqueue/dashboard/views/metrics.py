@@ -23,7 +23,7 @@ from djqueue.core.metrics import BOUNDS, Bucket
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import boards, charts, rights
 from djqueue.dashboard.boards import empty_bucket, jobs_ended, sum_of
-from djqueue.dashboard.reading import CachedRead, snapshots
+from djqueue.dashboard.reading import CachedRead, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.storage import sparktables
@@ -169,7 +169,7 @@ def rollups_within(start: int, end: int, step: int, queues: Sequence[str]) -> Ro
     if end - start < 2 * step:
         return None
     key = ("rollups", start, end, step, *queues)
-    return snapshots.read(key, lambda: _read_rollups(start, end, step, queues), ROLLUPS_FRESH).value
+    return read_cache.read(key, lambda: _read_rollups(start, end, step, queues), ROLLUPS_FRESH).value
 
 
 def _window(request: HttpRequest) -> MetricWindow:
@@ -181,7 +181,7 @@ def _report(request: HttpRequest, window: MetricWindow, queue: str) -> CachedRea
     board = boards.board(request).value
     names = [line.name for line in board.lines if queue in ("", line.name)]
     key = ("metrics", window.word, *names)
-    return snapshots.read(key, lambda: _read(window, names, board.at), fresh=5_000, versioned=True)
+    return read_cache.read(key, lambda: _read(window, names, board.at), fresh=5_000, versioned=True)
 
 
 def _read(window: MetricWindow, queues: list[str], at: int) -> MetricReport:

@@ -14,7 +14,7 @@ from djqueue.core.metrics import Bucket
 from djqueue.core.states import State
 from djqueue.core.workers import WorkerInfo, unserved
 from djqueue.dashboard import boards, charts, reading, rendering, rights
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.views import deadletters, schedules
 from djqueue.dashboard.views.workers import worker_rows
@@ -143,7 +143,7 @@ def _storage(request: HttpRequest, site: DashboardSite) -> Fact:
     """Return whether the storage answers."""
     url = site.url("storage") if site.may_open(request, "storage") else ""
     try:
-        cached = snapshots.read("diagnostics", lambda: get_storage().reads.diagnostics(), fresh=SELDOM)
+        cached = read_cache.read("diagnostics", lambda: get_storage().reads.diagnostics(), fresh=SELDOM)
     except StorageError:
         return Fact(_("Storage"), _("unreachable"), url, "bad")
     if cached.error:

@@ -22,7 +22,7 @@ from djqueue.core.states import PENDING, State
 from djqueue.dashboard import actions, audit, boards, charts, reading, rendering, rights
 from djqueue.dashboard.boards import ESTIMATING, NEVER, STEADY, QueueRow
 from djqueue.dashboard.forms import read_state
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.models import BulkKind, JobState
 
@@ -49,7 +49,7 @@ MAX_UNUSED = 50
 JOBS_LISTED = 50
 """Jobs per page."""
 CLEANED_STATES = {
-    "drain": tuple(sorted(PENDING)),
+    "clear": tuple(sorted(PENDING)),
     "completed": (State.COMPLETED,),
     "cancelled": (State.CANCELLED,),
     "failed": (State.FAILED,),
@@ -161,7 +161,7 @@ class CleanForm(forms.Form):
     what = forms.ChoiceField(
         label=gettext_lazy("Jobs to delete"),
         choices=[
-            ("drain", gettext_lazy("Jobs that have not started")),
+            ("clear", gettext_lazy("Jobs that have not started")),
             ("completed", gettext_lazy("Completed jobs")),
             ("cancelled", gettext_lazy("Cancelled jobs")),
             ("failed", gettext_lazy("Failed jobs and their dead letters")),
@@ -238,7 +238,7 @@ def set_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpRes
     )
 
 
-@pages.act("clean", "queues/<djq:queue>/clean/", rights.DRAIN)
+@pages.act("clean", "queues/<djq:queue>/clean/", rights.CLEAR)
 def clean(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """Delete jobs of the queue, or the queue itself, after the undo period."""
     form = CleanForm(queue, request.POST)
@@ -453,7 +453,7 @@ def read_groups(queue: str, name: str = "") -> GroupsOverview:
     """Return the busiest groups of a queue, and the named one if given."""
     names = [name] if name else []
     key = ("groups", queue, *names)
-    return snapshots.read(
+    return read_cache.read(
         key, lambda: get_storage().reads.groups(queue, SHOWN_GROUPS, names), versioned=True
     ).value
 
@@ -479,7 +479,7 @@ def read_shared_limiter(
     name = get_settings().policy(queue).limiter
     if name is None:
         return None
-    state = snapshots.read(("limiter", name), lambda: get_storage().limiters.state(name)).value
+    state = read_cache.read(("limiter", name), lambda: get_storage().limiters.state(name)).value
     sharing = queues_sharing(name)
     takers = [line for line in lines if line.name in sharing and line.row.used]
     return LimiterView(

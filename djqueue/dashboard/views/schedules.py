@@ -26,7 +26,7 @@ from djqueue.core.states import LIVE, State
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import audit, boards, reading, rendering, rights, tables
 from djqueue.dashboard.jsontext import ARGUMENTS
-from djqueue.dashboard.reading import CachedRead, snapshots
+from djqueue.dashboard.reading import CachedRead, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import CronJob, JobState, ScheduleSource
@@ -167,7 +167,7 @@ def overdue(request: HttpRequest) -> list[CronJob]:
     """Return the overdue schedules that the user can see, the most overdue first."""
     return [
         row
-        for row in snapshots.read("overdue", _overdue, fresh=OUTCOMES_FRESH).value
+        for row in read_cache.read("overdue", _overdue, fresh=OUTCOMES_FRESH).value
         if sees_schedule(request, row)
     ]
 
@@ -196,7 +196,7 @@ def rows_for(rows: Sequence[CronJob]) -> CachedRead[list[ScheduleRow]]:
     for row in rows:
         wanted.setdefault(queue_of(row), []).extend(job_id(row, slot) for slot in slots[row.pk])
     key = ("cron", *((row.pk, row.last_run_at) for row in rows))
-    cached = snapshots.read(key, lambda: _outcomes(wanted), fresh=OUTCOMES_FRESH, versioned=True)
+    cached = read_cache.read(key, lambda: _outcomes(wanted), fresh=OUTCOMES_FRESH, versioned=True)
     found = [_row(row, slots[row.pk], cached.value, now) for row in rows]
     return cached._replace(value=found)  # type: ignore[arg-type, return-value]
 

@@ -10,7 +10,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.overview import OK, WARN, DiagnosticLine
 from djqueue.core.units import to_milliseconds
 from djqueue.dashboard import diagnostics, rendering, rights
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import rows_of
 from djqueue.models import OutboxJob
@@ -25,7 +25,7 @@ OUTBOX_LATE = 60_000
 @pages.show("storage", "storage/", rights.STORAGE, gettext_lazy("Storage"))
 def storage(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Show the storage's diagnostics."""
-    cached = snapshots.read("diagnostics", lambda: get_storage().reads.diagnostics(), fresh=5_000)
+    cached = read_cache.read("diagnostics", lambda: get_storage().reads.diagnostics(), fresh=5_000)
     groups: dict[str, list[DiagnosticLine]] = {}
     for line in cached.value.lines:
         shown = diagnostics.translated(line)

@@ -21,7 +21,7 @@ from djqueue.conf import get_settings
 from djqueue.core.errors import DjqueueError
 from djqueue.dashboard import boards, rights
 from djqueue.dashboard.outages import watchdog
-from djqueue.dashboard.reading import FRESH, snapshots
+from djqueue.dashboard.reading import FRESH, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 
 logger = logging.getLogger("djqueue.dashboard")
@@ -170,7 +170,7 @@ def queue_states() -> dict[str, object]:
     """Return what pages show of each queue, and under "" of everything, without mere changes of time."""
     try:
         with watchdog.within(READ_LIMIT):
-            cached = snapshots.read("board", boards.read_board)
+            cached = read_cache.read("board", boards.read_board)
     except DjqueueError as error:
         return {"": str(error)}
     except Exception:

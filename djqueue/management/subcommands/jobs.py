@@ -10,7 +10,7 @@ from django.core.management.base import CommandError
 from djqueue.client import Queue, get_storage, registry
 from djqueue.client.info import JobInfo
 from djqueue.client.results import wait_for
-from djqueue.core.errors import JobFailedError, JobTimeoutError
+from djqueue.core.errors import JobFailedError, ResultTimeoutError
 from djqueue.core.job import EnqueueResult, JobRecord
 from djqueue.core.messages import numbered
 from djqueue.core.states import PENDING, State
@@ -247,7 +247,7 @@ def _enqueued(options: Options, chosen: dict[str, Any]) -> EnqueueResult:
 def _ended(queue: str, job_id: str, timeout: float) -> Any:
     try:
         return wait_for(get_storage(), EnqueueResult(job_id, "queued", queue), timeout)
-    except (JobFailedError, JobTimeoutError) as error:
+    except (JobFailedError, ResultTimeoutError) as error:
         raise CommandError(str(error)) from error
 
 

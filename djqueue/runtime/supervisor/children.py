@@ -14,7 +14,8 @@ from typing import NamedTuple, NoReturn
 
 from django.db import connections
 
-from ..executors.processes import kernel
+from djqueue.core import procfs
+
 from ..exits import (
     FAILED,
     FINISHED,
@@ -94,7 +95,7 @@ class ChildProcess:
     @property
     def memory(self) -> int:
         """Resident memory in bytes; 0 if the system does not report it."""
-        return kernel.memory(self.pid)
+        return procfs.memory(self.pid)
 
     def read_ready(self) -> bool:
         """Return whether the child has reported that it is ready."""

@@ -18,11 +18,11 @@ from djqueue.core.job import EnqueueResult, Event, Incident
 from djqueue.core.metrics import Tiers
 from djqueue.core.options import JobKey
 from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
+from djqueue.core.procfs import boot_of
 from djqueue.core.states import State
 from djqueue.storage import commits
 from djqueue.storage.tables.clock import DatabaseClock, set_right
 from djqueue.storage.tables.dberrors import named
-from djqueue.storage.tables.holders import boot_of
 
 from .connections import OwnConnections, is_in_transaction
 from .dialects import Row, dialect_for, roll_back

@@ -11,6 +11,7 @@ from djqueue import models
 from djqueue.core.errors import SnapshotTargetError
 from djqueue.core.job import REJECTED, JobFailure
 from djqueue.core.overview import Finding
+from djqueue.core.procfs import died_here, lives_here
 from djqueue.core.states import LIVE, State
 from djqueue.core.units import to_milliseconds
 from djqueue.storage.facets import WORKER_TTL
@@ -18,7 +19,7 @@ from djqueue.storage.snapshots import FIRST, JOB, PAGE, Part, Position, Snapshot
 from djqueue.storage.snapshotspool import SnapshotSpool
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.dberrors import named
-from djqueue.storage.tables.holders import ABANDONED, SCHEDULER_LEASE, LeaseHolder, died_here, lives_here
+from djqueue.storage.tables.leaderlease import ABANDONED, SCHEDULER, LeaseHolder
 
 from .dialects import Row
 from .snapshots import Reader, TableRestore
@@ -39,12 +40,12 @@ STARTED_FIRST = ("stalled", "released")
 
 def is_former(database: Database) -> bool:
     """Return whether the tables hold what the former storage has written. They must be up to date."""
-    return database.read(lambda tx: tx.row(IS_FORMER, SCHEDULER_LEASE) is not None)
+    return database.read(lambda tx: tx.row(IS_FORMER, SCHEDULER) is not None)
 
 
 def findings(tx: Tx) -> list[Finding]:
     """Return a finding if the tables hold what the former storage has written, which no worker runs."""
-    if tx.row("SELECT 1 FROM djqueue_scheduler_lease WHERE name = ?", SCHEDULER_LEASE) is None:
+    if tx.row("SELECT 1 FROM djqueue_scheduler_lease WHERE name = ?", SCHEDULER) is None:
         return []
     return [
         Finding(
@@ -64,11 +65,11 @@ def counts(database: Database) -> dict[State, int]:
 def check_stopped(database: Database) -> None:
     """Raise SnapshotTargetError while a scheduler or a worker of any version runs."""
     now = database.clock.now()
-    leases = models.SchedulerLease.objects.using(database.alias).filter(name=SCHEDULER_LEASE)
+    leases = models.SchedulerLease.objects.using(database.alias).filter(name=SCHEDULER)
     for values in leases.values_list(*LeaseHolder._fields):
         holder = LeaseHolder(*values)
-        ends = to_milliseconds(holder.expires_at)
-        if ends > ABANDONED and not died_here(holder) and (ends > now or lives_here(holder)):
+        ends, process = to_milliseconds(holder.expires_at), (holder.pid, holder.host)
+        if ends > ABANDONED and not died_here(*process) and (ends > now or lives_here(*process)):
             raise SnapshotTargetError(
                 f"{holder.describe()} is the scheduler of an earlier version: stop all workers first"
             )
@@ -104,7 +105,7 @@ def carry_over(
             tx.run(f"UPDATE djqueue_queue_state SET limits_set = TRUE WHERE {SET_LIMITS}")
             spool.fill(_counted(FormerReader(tx).parts(PAGE), progress))
             restore.run()
-            tx.run("DELETE FROM djqueue_scheduler_lease WHERE name = ?", SCHEDULER_LEASE)
+            tx.run("DELETE FROM djqueue_scheduler_lease WHERE name = ?", SCHEDULER)
             return spool.counts()
 
     with named(database.alias):

@@ -10,6 +10,7 @@ from typing import Any
 
 from djqueue.core.errors import StorageError
 from djqueue.core.metrics import RunStats
+from djqueue.core.procfs import boot_of, died_here, host_name, lives_here, this_process
 from djqueue.core.threads import after_fork
 from djqueue.core.workers import (
     ASKED,
@@ -28,7 +29,6 @@ from djqueue.core.workers import (
 )
 from djqueue.storage.facets import WORKER_TTL, Unsubscribe, Workers
 from djqueue.storage.tables.dberrors import named
-from djqueue.storage.tables.holders import LeaseHolder, boot_of, died_here, host_name, lives_here, start_mark
 from djqueue.storage.tables.leaderlease import LeaderLease
 from djqueue.storage.tables.rows import TEXT_LIMIT, WORKER, clean, worker_row
 
@@ -87,7 +87,7 @@ def killed(tx: Tx) -> list[Row]:
         "SELECT worker_id, pid, process FROM djqueue_worker_state WHERE substr(process, 1, ?) = ?"
     )
     rows = tx.rows(of_this_machine, len(here), here)
-    return [row for row in rows if died_here(LeaseHolder("", row[2], row[1], ""))]
+    return [row for row in rows if died_here(row[1], row[2])]
 
 
 def forget_killed(tx: Tx) -> None:
@@ -123,7 +123,7 @@ class SqlWorkers(Workers):
         before = _locked(tx, worker_id, "started_at", "commands", "dumped_at")
         # Commands and dumps of an earlier worker of this id are not for this one.
         is_same = before is not None and before[0] == info.started_at
-        process = host_name() + start_mark(info.pid) if info.pid == os.getpid() else ""
+        process = this_process() if info.pid == os.getpid() else ""
         if not is_same:
             forget_killed(tx)
             _check_free(tx, worker_id, process)
@@ -226,7 +226,7 @@ def _check_free(tx: Tx, worker_id: str, process: str) -> None:
         return
     about = json.loads(row[4]) if isinstance(row[4], str) else row[4] or {}
     silence = tx.now - row[3]
-    if silence < 2 * about.get("heartbeat", 0) or lives_here(LeaseHolder("", row[0], row[1], "")):
+    if silence < 2 * about.get("heartbeat", 0) or lives_here(row[1], row[0]):
         raise StorageError(IN_USE.format(worker_id, row[1], row[2], silence / 1_000))
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from django.db import connections
 
 from djqueue.core.errors import ConfigurationError
-from djqueue.storage.tables.holders import LeaseHolder, exists, start_mark
+from djqueue.core.procfs import exists, start_mark
 
 ELSEWHERE = "set DJQUEUE['STORAGE']['OPTIONS']['FOLDER'] to a private folder of this user"
 ONE_USER = "run the scheduler and its clients as one user"
@@ -147,7 +147,7 @@ def is_alive(client: str) -> bool:
     """Return whether the process with a name lives on this machine."""
     pid, started, _ = client.split("@")
     mark = f"@{started}" if started else ""
-    return pid.isdecimal() and exists(LeaseHolder("", mark, int(pid), ""))
+    return pid.isdecimal() and exists(int(pid), mark)
 
 
 def other_user(connection: socket.socket) -> str | None:

@@ -36,8 +36,7 @@ from djqueue.storage.enginesnapshots import EngineSnapshots
 from djqueue.storage.facets import WORKER_TTL, Unsubscribe
 from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.dialects import dialect_for
-from djqueue.storage.tables.holders import SCHEDULER_LEASE, LeaseHolder
-from djqueue.storage.tables.leaderlease import LeaderLease
+from djqueue.storage.tables.leaderlease import SCHEDULER, LeaderLease, LeaseHolder
 from djqueue.storage.tables.schedules import TableSchedules
 
 from .folder import PrivateFolder
@@ -119,7 +118,7 @@ class JobScheduler:
         self._alias = alias
         self._folder = folder
         self._timeout = timeout
-        self.lease = LeaderLease(alias, clock, SCHEDULER_LEASE)
+        self.lease = LeaderLease(alias, clock, SCHEDULER)
         self._metrics = StoredMetrics(metrics)
         self.journal = TableJournal(
             dialect_for(alias), self.lease, clock, self._metrics, lambda _error: lost()
@@ -194,7 +193,7 @@ class JobScheduler:
             threading.Thread(target=self._await_workers, name="djqueue-recovery", daemon=True).start()
 
     def _holder(self) -> str:
-        row = models.SchedulerLease.objects.using(self._alias).filter(name=SCHEDULER_LEASE).first()
+        row = models.SchedulerLease.objects.using(self._alias).filter(name=SCHEDULER).first()
         if row is None:
             return "another process"
         return LeaseHolder(row.holder, row.host, row.pid, row.address).describe()

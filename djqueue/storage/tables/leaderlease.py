@@ -6,25 +6,44 @@ The mirror's row also has the version of the mirrored jobs, until whose change a
 import os
 import secrets
 from collections.abc import Hashable
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
 
 from djqueue import models
+from djqueue.core import procfs
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageError
-from djqueue.core.units import to_milliseconds
+from djqueue.core.units import EPOCH, to_milliseconds
 from djqueue.storage.tables.clock import set_right
-from djqueue.storage.tables.holders import RELEASED, LeaseHolder, died_here, host_name, start_mark
 
-MIRROR = "mirror"
+SCHEDULER, MIRROR = "scheduler", "mirror"
 OUTSIDERS = "mirror:outsiders"
 """Name of the row whose holder changes when another program than the mirror changes mirrored rows."""
 TTL = 10_000
 """Milliseconds for which the lease holds unless renewed."""
+RELEASED, ABANDONED = 0, 1
+"""Expiry times of a lease that was released, and of one whose process was killed."""
 RENEW_EVERY = 3_000
 """Milliseconds after which the lease is renewed outside of transactions."""
+
+
+class LeaseHolder(NamedTuple):
+    """The process that has a lease, as its row names it."""
+
+    holder: str
+    host: str
+    pid: int
+    address: str
+    generation: int = 0
+    renewed_at: datetime = EPOCH
+    expires_at: datetime = EPOCH
+
+    def describe(self) -> str:
+        """Return the process and its host as text."""
+        return f"process {self.pid} on {self.host.partition('/')[0]}"
 
 
 def version(alias: str) -> Hashable:
@@ -149,7 +168,7 @@ class LeaderLease:
         left = to_milliseconds(row.expires_at) - self._clock.now()
         # More is left than a holder ever writes if the wall clock was set back.
         is_over = not 0 < left <= 2 * TTL
-        return is_over or died_here(LeaseHolder(row.holder, row.host, row.pid, row.address))
+        return is_over or procfs.died_here(row.pid, row.host)
 
     def _take_from(self, row: models.SchedulerLease) -> int:
         last = self._rows().filter(holder=row.holder, generation=row.generation)
@@ -169,7 +188,7 @@ class LeaderLease:
         self._written = max(now, self._written)
         return {
             "holder": self._holder,
-            "host": host_name() + start_mark(os.getpid()),
+            "host": procfs.this_process(),
             "pid": os.getpid(),
             "renewed_at": self._written,
             "expires_at": now + TTL,

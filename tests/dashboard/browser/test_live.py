@@ -7,7 +7,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from djqueue import Queue
 from djqueue.client import get_storage
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.testing.factories import a_failed_job
 from tests.dashboard.test_streams import Served, served
 from tests.dashboard.visiting import PAGES, address
@@ -55,11 +55,11 @@ def look_until_unchanged(page: Page) -> int:
 
     Return how often. The page counts the changes of the last refresh.
     """
-    snapshots.clear()
+    read_cache.clear()
     look(page)
     for times in range(2, 10):
         page.evaluate(COUNT)
-        snapshots.clear()
+        read_cache.clear()
         if look(page).status == 304:
             return times
     raise AssertionError("every refresh changed the page")
@@ -83,7 +83,7 @@ def test_refresh_shows_changes_and_leaves_unchanged_page_alone(open_page):
     assert page.evaluate("djqChanges") == 0
 
     queue.pause()
-    snapshots.clear()
+    read_cache.clear()
     assert look(page).status == 200
     expect(row).to_contain_text("paused")
 
@@ -124,7 +124,7 @@ def test_open_menu_stays_open_when_page_refreshes(open_page):
     page = ready(open_page(address(BY_NAME["jobs"], state="waiting")))
     page.locator("details.djq-menu summary").click()
     queue.enqueue(2, id="job-2")
-    snapshots.clear()
+    read_cache.clear()
     look(page)
     expect(page.locator("details.djq-menu")).to_have_count(2)
     expect(page.locator("details.djq-menu[open]")).to_have_count(1)
@@ -139,7 +139,7 @@ def test_selected_rows_stay_selected_when_page_refreshes(open_page):
     box.check()
     page.locator("h1").click()
     a_failed_job(storage)
-    snapshots.clear()
+    read_cache.clear()
     assert look(page).status == 200
     expect(page.locator("[data-djq-one]")).to_have_count(2)
     expect(page.locator("[data-djq-one]:checked")).to_have_count(1)

@@ -4,7 +4,7 @@ import pytest
 from playwright.sync_api import expect
 
 from djqueue.client import get_storage
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from djqueue.testing.factories import worker
 from tests.dashboard.browser.test_access import violations
 from tests.dashboard.visiting import PAGES, address
@@ -22,7 +22,7 @@ def test_worker_is_quieted_and_stopped_after_confirmation(open_page, scripts):
     page.get_by_role("button", name="Quiet").click()
     expect(page.locator(".messagelist")).to_contain_text("to stop claiming jobs")
     assert storage.workers.register(worker("w1", host="web-1", state="quiet")) == ("quiet",)
-    snapshots.clear()
+    read_cache.clear()
 
     page.goto(address(BY_NAME["workers"]))
     expect(page.get_by_role("button", name="Resume")).to_be_visible()

@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from djqueue import Queue
-from djqueue.dashboard.reading import snapshots
+from djqueue.dashboard.reading import read_cache
 from tests.dashboard.browser.test_live import BY_NAME, look, look_until_unchanged
 from tests.dashboard.visiting import address
 
@@ -61,7 +61,7 @@ def test_page_uses_htmx_of_theme_and_refreshes_with_one_request(open_page, theme
     looks = look_until_unchanged(page)
     assert page.evaluate("djqChanges") == 0
     queue.pause()
-    snapshots.clear()
+    read_cache.clear()
     assert look(page).status == 200
     expect(page.locator("tr[data-djq-row]")).to_contain_text("paused")
     looks += 1

@@ -8,9 +8,9 @@ import pytest
 
 from djqueue import models
 from djqueue.core.errors import StorageError
+from djqueue.core.procfs import host_name, start_mark
 from djqueue.core.states import State
 from djqueue.storage.database import workers
-from djqueue.storage.tables.holders import host_name, start_mark
 from djqueue.storage.tables.leaderlease import TTL
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import QUEUE, WORKER, claim_one, completing, enqueue, finish, state, worker

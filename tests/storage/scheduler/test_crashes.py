@@ -274,7 +274,7 @@ def test_sweep_goes_on_while_a_client_leaves_and_another_sweep_runs(scheduler, c
 
 
 def test_living_client_keeps_its_claims_where_machines_have_no_boot_id(scheduler, client, monkeypatch):
-    monkeypatch.setattr("djqueue.storage.tables.holders.host_name", lambda: "a-mac")
+    monkeypatch.setattr("djqueue.core.procfs.host_name", lambda: "a-mac")
     enqueue(client, id="a")
     claim(client)
 

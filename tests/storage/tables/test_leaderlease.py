@@ -5,7 +5,7 @@ import os
 import pytest
 
 from djqueue import models
-from djqueue.storage.tables.holders import host_name, start_mark
+from djqueue.core.procfs import host_name, start_mark
 from djqueue.storage.tables.leaderlease import TTL, LeaderLease, LeaderLeaseLostError
 from djqueue.testing.clock import FakeClock
 

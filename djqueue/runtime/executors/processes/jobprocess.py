@@ -8,7 +8,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from djqueue.core.errors import JobError, JobMemoryLimitError, JobTimeoutError, WorkerCrashedError
+from djqueue.core import procfs
+from djqueue.core.errors import JobError, JobLimitError, JobMemoryLimitError, WorkerCrashedError
 from djqueue.core.executors import ISOLATED, SUBPROCESS, JobLimits
 from djqueue.core.job import Outcome
 from djqueue.core.workers import ProcessInfo
@@ -123,7 +124,7 @@ class JobProcess:
         if limits.jobs is not None and self.started >= limits.jobs:
             self.is_retired = True
         if limits.cpu is not None:
-            self._used_before = kernel.processor_time(self.pid)
+            self._used_before = procfs.processor_time(self.pid)
         # The fencing token stays here: a job needs none to report to this worker.
         body = wire.pack_body(run.claimed._replace(token=0))
         self._link.send(frames.pack(frames.JOB, self.started, body, deadline, run.reports.worker_id) + BEGIN)
@@ -134,11 +135,11 @@ class JobProcess:
         if self.run is None or self.has_ended:
             return
         cpu = self.limits.cpu
-        if cpu is not None and kernel.processor_time(self.pid) - self._used_before > cpu / 1_000:
+        if cpu is not None and procfs.processor_time(self.pid) - self._used_before > cpu / 1_000:
             self.kill("cpu")
         if self.limits.memory is None:
             return
-        used = kernel.memory_of_all(self.pid, self.limits.memory)
+        used = procfs.memory_of_all(self.pid, self.limits.memory)
         self._peak = max(self._peak, used)
         if used > self.limits.memory:
             self.kill("memory")
@@ -200,7 +201,7 @@ class JobProcess:
         run = self.run
         queue, job = ("", "") if run is None else (run.claimed.queue, run.claimed.id)
         executor = SUBPROCESS if self.is_fresh else ISOLATED
-        return ProcessInfo(self.pid, self.name, executor, self.started, kernel.memory(self.pid), queue, job)
+        return ProcessInfo(self.pid, self.name, executor, self.started, procfs.memory(self.pid), queue, job)
 
     def wait(self, seconds: float) -> None:
         """Wait until it has ended."""
@@ -230,7 +231,7 @@ class JobProcess:
             return JobMemoryLimitError(f"used {used} of memory; its limit is {limit}"), "memory_limit"
         if killed == "cpu" and limits.cpu is not None:
             seconds = limits.cpu / 1_000
-            return JobTimeoutError(f"used more than its limit of {seconds:g} s of processor time"), "timeout"
+            return JobLimitError(f"used more than its limit of {seconds:g} s of processor time"), "cpu_limit"
         if killed.startswith("storage"):
             text = f"its process could not read from the storage ({killed[9:]})"
         elif killed.startswith("violation"):

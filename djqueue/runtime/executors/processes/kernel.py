@@ -1,4 +1,4 @@
-"""Linux's view of processes: their descendants, memory, processor time and limits."""
+"""Control of processes on Linux: adopting orphans, signals, waiting for an end, and limits."""
 
 import os
 import resource
@@ -8,13 +8,10 @@ import sys
 from functools import lru_cache
 from pathlib import Path
 
+from djqueue.core import procfs
 from djqueue.runtime.executors.sandbox.syscalls import prctl
 
 PR_SET_CHILD_SUBREAPER = 36
-PAGE_SIZE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
-TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-MAX_DESCENDANTS = 256
-"""Maximum of descendants of a process that are looked at."""
 
 
 @lru_cache(maxsize=1)
@@ -36,29 +33,6 @@ def adopt_orphans() -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def children(pid: int) -> list[int]:
-    """Return the children of a process; none if it has ended."""
-    pids: list[int] = []
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            pids += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
-    except OSError:
-        # A thread, or the process, ended in the meantime.
-        return pids
-    return pids
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the descendants of a process, parents first; at most `MAX_DESCENDANTS`."""
-    pids: list[int] = []
-    left = [pid]
-    while left and len(pids) < MAX_DESCENDANTS:
-        direct = children(left.pop())
-        pids += direct
-        left += direct
-    return pids[:MAX_DESCENDANTS]
-
-
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to a process that may already have ended, or have become another user's."""
     try:
@@ -69,39 +43,8 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
 
 def kill_descendants(pid: int, number: int = signal.SIGKILL) -> None:
     """Send a signal to the descendants of a process."""
-    for descendant in descendants(pid):
+    for descendant in procfs.descendants(pid):
         kill(descendant, number)
-
-
-def memory(pid: int) -> int:
-    """Return the resident bytes of a process; 0 if it has ended."""
-    try:
-        with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
-            return int(file.read(64).split()[1]) * PAGE_SIZE
-    except (OSError, IndexError):
-        return 0
-
-
-def proportional_memory(pid: int) -> int:
-    """Return the resident bytes of a process, with its share of those that others use, too."""
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1_024
-    except (OSError, ValueError):
-        # It has ended, or the system does not provide this.
-        return memory(pid)
-    return memory(pid)
-
-
-def memory_of_all(pid: int, limit: int) -> int:
-    """Return the resident bytes of a process and its descendants, exactly if they exceed a limit."""
-    pids = [pid, *descendants(pid)]
-    used = sum(map(memory, pids))
-    if used <= limit or len(pids) == 1:
-        return used
-    # Forked processes share memory, which counts once. Finding out takes milliseconds.
-    return sum(map(proportional_memory, pids))
 
 
 def wait(pidfd: int, seconds: float) -> None:
@@ -109,15 +52,6 @@ def wait(pidfd: int, seconds: float) -> None:
     ending = select.poll()
     ending.register(pidfd, select.POLLIN)
     ending.poll(max(0.0, seconds) * 1_000)
-
-
-def processor_time(pid: int) -> float:
-    """Return the seconds of processor time that a process has used; 0 if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def limit_self(*, memory: int | None, files: int | None, file_size: int | None) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgpack
 
+from djqueue.core import procfs
 from djqueue.core.deadlines import GrowingPause
 from djqueue.core.executors import JobLimits
 from djqueue.runtime.events import RunEvents
@@ -169,7 +170,7 @@ class Template:
 
         known: Processes of jobs. Others may just be starting, and only the template knows which.
         """
-        candidates = {pid for pid in kernel.children(self.pid) if pid not in known}
+        candidates = {pid for pid in procfs.children(self.pid) if pid not in known}
         if not candidates or self._is_closed:
             return []
         self._orphans = self._loop.create_future()

@@ -176,7 +176,7 @@ LEVELS: dict[str, Literal["error", "warning", "info"]] = {"E": "error", "W": "wa
 
 
 def system_finding(id: str, text: str, hint: str) -> Finding:
-    """Return the finding of a system check, whose id has the letter of its level."""
+    """Return the finding of a system check. Its id names the level: E, W or I."""
     return Finding(id, LEVELS[id.removeprefix("djqueue.")[0]], text, hint)
 
 

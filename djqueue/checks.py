@@ -45,8 +45,9 @@ Redis is checked then, and with `--deploy`. E006, I001, I002 and W007 to W011 co
 import inspect
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import wraps
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
@@ -62,11 +63,11 @@ from .conf import READERS, Settings, is_wrong, problems, read_settings, unknown_
 from .core.errors import ConfigurationError, DjqueueError, OptionError, StorageError, UnknownQueueError
 from .core.executors import INLINE
 from .core.messages import shown_name
+from .core.overview import Finding, system_finding
 from .core.suggest import nearest, similar
 
 if TYPE_CHECKING:
     from .client import JobType
-    from .core.overview import Finding
     from .storage.redis.options import RedisOptions
 
 SCHEDULER = "djqueue.storage.scheduler.SchedulerStorage"
@@ -107,12 +108,24 @@ FROM_SETTINGS = frozenset({"clock", "limiters", "metrics", "policies", "random"}
 SHOWN = 5
 """Number of job types that a message names."""
 MESSAGES = {"error": checks.Error, "warning": checks.Warning, "info": checks.Info}
+Check = Callable[..., list[Finding]]
 
 
-def check_settings(**_: Any) -> list[checks.CheckMessage]:
+def _as_messages(check: Check) -> Callable[..., list[checks.CheckMessage]]:
+    """Return the findings of a check as Django's messages."""
+
+    @wraps(check)
+    def run(**kwargs: Any) -> list[checks.CheckMessage]:
+        return [MESSAGES[one.level](one.text, hint=one.hint, id=one.id) for one in check(**kwargs)]
+
+    return run
+
+
+@_as_messages
+def check_settings(**_: Any) -> list[Finding]:
     """Check the settings without connecting to anything. Invalid keys are left out of later checks."""
     given = getattr(django_settings, "DJQUEUE", {})
-    messages: list[checks.CheckMessage] = list(_bad_keys(given))
+    messages: list[Finding] = list(_bad_keys(given))
     readable = given if isinstance(given, Mapping) else {}
     bad = {key for key, value in readable.items() if problems({key: value})}
     right = {key: value for key, value in readable.items() if key not in bad}
@@ -120,7 +133,7 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
         del right["QUEUES"]
         if "LIMITERS" not in bad:
             hint = HINTS["LIMITERS"]
-            messages += [checks.Error(f"{problem}.", hint=hint, id="djqueue.E008") for problem in unknown]
+            messages += [system_finding("djqueue.E008", f"{problem}.", hint) for problem in unknown]
     settings = read_settings(right)
     if not unknown and "QUEUES" not in bad:
         messages += _unused_limiters(settings)
@@ -143,7 +156,8 @@ def check_settings(**_: Any) -> list[checks.CheckMessage]:
     return messages + of_storage
 
 
-def check_servers(databases: Iterable[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
+@_as_messages
+def check_servers(databases: Iterable[str] | None = None, **_: Any) -> list[Finding]:
     """Check the Redis servers and the outbox, if databases are checked."""
     if not databases:
         return []
@@ -151,7 +165,8 @@ def check_servers(databases: Iterable[str] | None = None, **_: Any) -> list[chec
     return [*_servers(), *_left_in_outbox(databases)]
 
 
-def check_servers_to_deploy(databases: Iterable[str] | None = None, **_: Any) -> list[checks.CheckMessage]:
+@_as_messages
+def check_servers_to_deploy(databases: Iterable[str] | None = None, **_: Any) -> list[Finding]:
     """Report the Redis servers with `--deploy`, unless `check_servers` has reported them in the same run.
 
     Django 6.1 passes every database here even if none was chosen, and then skips `check_servers`. All checks
@@ -161,7 +176,8 @@ def check_servers_to_deploy(databases: Iterable[str] | None = None, **_: Any) ->
     return [] if databases and databases is asked else list(_servers())
 
 
-def check_jobs_to_deploy(**_: Any) -> list[checks.CheckMessage]:
+@_as_messages
+def check_jobs_to_deploy(**_: Any) -> list[Finding]:
     """Check with `--deploy` how jobs run: these messages would be too much in front of every command."""
     messages = list(_root_with_permissions())
     settings = _valid_settings()
@@ -178,80 +194,80 @@ class _LastRun:
     databases: Iterable[str] | None = None
 
 
-def _bad_keys(given: Any) -> Iterator[checks.CheckMessage]:
+def _bad_keys(given: Any) -> Iterator[Finding]:
     if not isinstance(given, Mapping):
-        yield checks.Error(problems(given)[0], hint="Start with DJQUEUE = {}.", id="djqueue.E001")
+        yield system_finding("djqueue.E001", problems(given)[0], "Start with DJQUEUE = {}.")
         return
     for key, value in given.items():
         for problem in problems({key: value}):
             hint = HINTS.get(key) or f"Valid keys: {', '.join(READERS)}."
-            yield checks.Error(problem, hint=hint, id="djqueue.E001")
+            yield system_finding("djqueue.E001", problem, hint)
 
 
-def _content_types(settings: Settings) -> Iterator[checks.CheckMessage]:
+def _content_types(settings: Settings) -> Iterator[Finding]:
     accepted = settings.accept_content
     if settings.codec not in accepted:
-        yield checks.Error(
+        yield system_finding(
+            "djqueue.E005",
             f"DJQUEUE['CODEC']: {settings.codec!r} is not in DJQUEUE['ACCEPT_CONTENT'], so no job can be "
             "enqueued.",
-            hint=f"Add {settings.codec!r} to ACCEPT_CONTENT ({', '.join(sorted(accepted))}).",
-            id="djqueue.E005",
+            f"Add {settings.codec!r} to ACCEPT_CONTENT ({', '.join(sorted(accepted))}).",
         )
     for content_type in sorted(accepted & PICKLES):
-        yield checks.Warning(
+        yield system_finding(
+            "djqueue.W001",
             f"DJQUEUE['ACCEPT_CONTENT'] lists {content_type!r}: anyone who can write to the storage can run "
             "code in the workers and in the admin.",
-            hint="Enqueue ids and plain values, and remove pickle.",
-            id="djqueue.W001",
+            "Enqueue ids and plain values, and remove pickle.",
         )
 
 
-def _unused_limiters(settings: Settings) -> Iterator[checks.CheckMessage]:
+def _unused_limiters(settings: Settings) -> Iterator[Finding]:
     used = {policy.limiter for policy in settings.queues.values()}
     for name in settings.limiters:
         if name not in used:
-            yield checks.Warning(
+            yield system_finding(
+                "djqueue.W013",
                 f"DJQUEUE['LIMITERS']: no queue uses {name!r}, so it limits nothing.",
-                hint=f"DJQUEUE['QUEUES'] = {{'some-queue': {{'LIMITER': {name!r}}}}}, or remove the limiter.",
-                id="djqueue.W013",
+                f"DJQUEUE['QUEUES'] = {{'some-queue': {{'LIMITER': {name!r}}}}}, or remove the limiter.",
             )
 
 
-def _middleware(settings: Settings) -> Iterator[checks.CheckMessage]:
+def _middleware(settings: Settings) -> Iterator[Finding]:
     for path in settings.middleware:
         wrong = middleware.problem(path)
         if wrong is not None:
             hint = "Expected a class with enqueue and aenqueue, with execute and aexecute, or with all four."
-            yield checks.Error(f"DJQUEUE: {wrong}.", hint=hint, id="djqueue.E007")
+            yield system_finding("djqueue.E007", f"DJQUEUE: {wrong}.", hint)
 
 
-def _queue_filter(settings: Settings) -> Iterator[checks.CheckMessage]:
+def _queue_filter(settings: Settings) -> Iterator[Finding]:
     path = settings.dashboard.queue_filter
     if not isinstance(path, str):
         return
     try:
         import_string(path)
     except ImportError as error:
-        yield checks.Warning(
+        yield system_finding(
+            "djqueue.W016",
             f"DJQUEUE['DASHBOARD']: QUEUE_FILTER: {path!r} cannot be imported: {error}",
-            hint="Expected the dotted path of a function (request, queue) -> bool: 'shop.rights.may_see'.",
-            id="djqueue.W016",
+            "Expected the dotted path of a function (request, queue) -> bool: 'shop.rights.may_see'.",
         )
 
 
-def _missing_modules(settings: Settings) -> Iterator[checks.CheckMessage]:
+def _missing_modules(settings: Settings) -> Iterator[Finding]:
     from .apps import missing_modules
 
     for name in settings.modules:
         if name in missing_modules:
-            yield checks.Error(
+            yield system_finding(
+                "djqueue.E010",
                 f"DJQUEUE['MODULES']: {name!r} cannot be imported: {missing_modules[name]}.",
-                hint=HINTS["MODULES"],
-                id="djqueue.E010",
+                HINTS["MODULES"],
             )
 
 
-def _modules_of_no_app(settings: Settings) -> Iterator[checks.CheckMessage]:
+def _modules_of_no_app(settings: Settings) -> Iterator[Finding]:
     names = [name for name in settings.modules if "." not in name]
     if not names:
         return
@@ -268,57 +284,57 @@ def _modules_of_no_app(settings: Settings) -> Iterator[checks.CheckMessage]:
                 if similar_name
                 else HINTS["MODULES"]
             )
-            yield checks.Warning(
+            yield system_finding(
+                "djqueue.W015",
                 f"DJQUEUE['MODULES']: no installed app has a module {name!r}, so it adds no jobs.",
-                hint=hint,
-                id="djqueue.W015",
+                hint,
             )
 
 
-def _queues_of_jobs(settings: Settings) -> Iterator[checks.CheckMessage]:
+def _queues_of_jobs(settings: Settings) -> Iterator[Finding]:
     from .client import envelope
 
     for name, job_type in _job_types().items():
         try:
             envelope.check_queue(envelope.queue_of(job_type.declared_queue, settings), settings)
         except UnknownQueueError as error:
-            yield checks.Error(
+            yield system_finding(
+                "djqueue.E009",
                 f"Job {name!r}: {error}",
-                hint="Add the queue to QUEUES, give the job a queue of QUEUES, or turn STRICT_QUEUES off.",
-                id="djqueue.E009",
+                "Add the queue to QUEUES, give the job a queue of QUEUES, or turn STRICT_QUEUES off.",
             )
 
 
-def _databases_of_permissions() -> Iterator[checks.CheckMessage]:
+def _databases_of_permissions() -> Iterator[Finding]:
     """Report permissions for databases that do not exist."""
     for name, job_type in _job_types().items():
         try:
             if job_type.permissions is not None:
                 job_type.permissions.check_databases(django_settings.DATABASES)
         except OptionError as error:
-            yield checks.Error(
+            yield system_finding(
+                "djqueue.E011",
                 f"Job {name!r}: permissions: {error}",
-                hint="Workers with this job do not start. Correct the alias in its Permissions(db=[...]).",
-                id="djqueue.E011",
+                "Workers with this job do not start. Correct the alias in its Permissions(db=[...]).",
             )
 
 
-def _ignored_limits(settings: Settings) -> Iterator[checks.CheckMessage]:
+def _ignored_limits(settings: Settings) -> Iterator[Finding]:
     """Report limits of job types whose jobs run inline."""
     for name, job_type in _job_types().items():
         if not job_type.limits:
             continue
         queue, executor = _place(job_type, settings)
         if executor == INLINE:
-            yield checks.Warning(
+            yield system_finding(
+                "djqueue.W017",
                 f"Job {name!r}: its limits ({', '.join(job_type.limits)}) have no effect, because jobs in "
                 f"the queue {queue!r} run inline.",
-                hint=f"Set executor='isolated' on the job, or DJQUEUE['QUEUES'][{queue!r}]['EXECUTOR'].",
-                id="djqueue.W017",
+                f"Set executor='isolated' on the job, or DJQUEUE['QUEUES'][{queue!r}]['EXECUTOR'].",
             )
 
 
-def _soft_timeouts(settings: Settings) -> Iterator[checks.CheckMessage]:
+def _soft_timeouts(settings: Settings) -> Iterator[Finding]:
     """Report the sync functions that run inline with a timeout, in one message."""
     names = []
     for name, job_type in _job_types().items():
@@ -331,39 +347,39 @@ def _soft_timeouts(settings: Settings) -> Iterator[checks.CheckMessage]:
         if timeout and _place(job_type, settings)[1] == INLINE:
             names.append(name)
     if names:
-        yield checks.Info(
+        yield system_finding(
+            "djqueue.I003",
             "The timeout of these jobs can't interrupt them, because they are sync functions that run "
             f"inline: {_listed(names)}. One that ignores current_job().cancelled ends with its worker "
             "process, which the supervisor replaces.",
-            hint="Set executor='isolated' on jobs that must end at their timeout.",
-            id="djqueue.I003",
+            "Set executor='isolated' on jobs that must end at their timeout.",
         )
 
 
-def _root_with_permissions() -> Iterator[checks.CheckMessage]:
+def _root_with_permissions() -> Iterator[Finding]:
     """Recommend an ordinary user if jobs have permissions."""
     names = [name for name, job_type in _job_types().items() if job_type.permissions is not None]
     if names and hasattr(os, "geteuid") and os.geteuid() == 0:
-        yield checks.Warning(
+        yield system_finding(
+            "djqueue.W018",
             f"This process runs as root, and these jobs have permissions: {_listed(names)}. Files and "
             "control sockets that only root can open are protected by the sandbox alone.",
-            hint="Run workers as an ordinary user, such as with User= in the systemd unit.",
-            id="djqueue.W018",
+            "Run workers as an ordinary user, such as with User= in the systemd unit.",
         )
 
 
-def _immediate(settings: Settings) -> Iterator[checks.CheckMessage]:
+def _immediate(settings: Settings) -> Iterator[Finding]:
     """Report that jobs need no worker, which is for development."""
     if settings.immediate:
-        yield checks.Warning(
+        yield system_finding(
+            "djqueue.W019",
             "DJQUEUE['IMMEDIATE'] is on: jobs run in the process that enqueues them, before the enqueue "
             "returns, and are kept in its memory only.",
-            hint="Turn IMMEDIATE off in production, and start manage.py runworkers.",
-            id="djqueue.W019",
+            "Turn IMMEDIATE off in production, and start manage.py runworkers.",
         )
 
 
-def _place_of_backups(settings: Settings) -> Iterator[checks.CheckMessage]:
+def _place_of_backups(settings: Settings) -> Iterator[Finding]:
     """Report that the backups of `runworkers` cannot be saved anywhere."""
     from .backup.store import BackupStore
 
@@ -372,10 +388,10 @@ def _place_of_backups(settings: Settings) -> Iterator[checks.CheckMessage]:
     try:
         BackupStore.configured(settings.backup)
     except ConfigurationError as error:
-        yield checks.Warning(
+        yield system_finding(
+            "djqueue.W020",
             f"runworkers takes no backups: {error}.",
-            hint="See Backups in the docs, or set DJQUEUE['BACKUP'] to None.",
-            id="djqueue.W020",
+            "See Backups in the docs, or set DJQUEUE['BACKUP'] to None.",
         )
 
 
@@ -399,34 +415,34 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(ordered[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _leases(settings: Settings, default: int) -> Iterator[checks.CheckMessage]:
+def _leases(settings: Settings, default: int) -> Iterator[Finding]:
     leases = {name: policy.lease for name, policy in settings.queues.items()}
     leases["every other queue"] = default
     for name, lease in leases.items():
         if lease < 2 * settings.heartbeat:
-            yield checks.Warning(
+            yield system_finding(
+                "djqueue.W005",
                 f"DJQUEUE: the lease of {name} ({lease / 1000:g} s) is shorter than two heartbeats "
                 f"({settings.heartbeat / 1000:g} s each): after one late heartbeat, a running job is "
                 "considered stalled and runs again.",
-                hint="Increase LEASE of the queue or reduce HEARTBEAT.",
-                id="djqueue.W005",
+                "Increase LEASE of the queue or reduce HEARTBEAT.",
             )
 
 
-def _storage(settings: Settings) -> Iterator[checks.CheckMessage]:
+def _storage(settings: Settings) -> Iterator[Finding]:
     from .storage.base import Storage
 
     where = f"DJQUEUE['STORAGE']: BACKEND {settings.backend!r}"
     try:
         backend = import_string(settings.backend)
     except (ImportError, ConfigurationError) as error:  # ConfigurationError: an extra is not installed
-        yield checks.Error(f"{where} cannot be imported: {error}", hint=HINTS["STORAGE"], id="djqueue.E002")
+        yield system_finding("djqueue.E002", f"{where} cannot be imported: {error}", HINTS["STORAGE"])
         return
     if not (isinstance(backend, type) and issubclass(backend, Storage)):
-        yield checks.Error(
+        yield system_finding(
+            "djqueue.E003",
             f"{where} is not a subclass of djqueue.storage.base.Storage.",
-            hint=HINTS["STORAGE"],
-            id="djqueue.E003",
+            HINTS["STORAGE"],
         )
         return
     yield from _storage_options(backend, settings.storage_options)
@@ -438,7 +454,7 @@ def _storage(settings: Settings) -> Iterator[checks.CheckMessage]:
         yield from _redis(settings)
 
 
-def _storage_options(backend: type, given: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
+def _storage_options(backend: type, given: Mapping[str, Any]) -> Iterator[Finding]:
     parameters = inspect.signature(backend).parameters
     known = {
         name: parameter
@@ -452,22 +468,22 @@ def _storage_options(backend: type, given: Mapping[str, Any]) -> Iterator[checks
     for name in given:
         if name not in known and not open_ended:
             near = nearest(name.upper(), [other.upper() for other in known]) or "."
-            yield checks.Error(
-                f"{where} has no option {shown_name(name.upper())}{near}", hint=hint, id="djqueue.E004"
+            yield system_finding(
+                "djqueue.E004", f"{where} has no option {shown_name(name.upper())}{near}", hint
             )
     for name, parameter in known.items():
         if parameter.default is parameter.empty and name not in given:
-            yield checks.Error(f"{where} requires the option {name.upper()!r}.", hint=hint, id="djqueue.E004")
+            yield system_finding("djqueue.E004", f"{where} requires the option {name.upper()!r}.", hint)
 
 
-def _database(options: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
+def _database(options: Mapping[str, Any]) -> Iterator[Finding]:
     alias = options.get("database") or DEFAULT_DB_ALIAS
     if alias not in connections:
         known = ", ".join(connections)
-        yield checks.Error(
+        yield system_finding(
+            "djqueue.E004",
             f"DJQUEUE['STORAGE']: OPTIONS: DATABASE: {shown_name(alias)} is not in DATABASES.",
-            hint=f"DATABASES has: {known}.",
-            id="djqueue.E004",
+            f"DATABASES has: {known}.",
         )
         return
     yield from _values_of_database(options)
@@ -475,7 +491,7 @@ def _database(options: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
         yield from _sqlite(alias)
 
 
-def _values_of_database(options: Mapping[str, Any]) -> Iterator[checks.CheckMessage]:
+def _values_of_database(options: Mapping[str, Any]) -> Iterator[Finding]:
     from .storage.database import DatabaseStorage
 
     backend: Any = DatabaseStorage
@@ -483,32 +499,32 @@ def _values_of_database(options: Mapping[str, Any]) -> Iterator[checks.CheckMess
     try:
         backend(**{name: value for name, value in options.items() if name in known}).close()
     except (ConfigurationError, ImproperlyConfigured) as error:
-        yield checks.Error(
+        yield system_finding(
+            "djqueue.E004",
             f"DJQUEUE['STORAGE']: OPTIONS: {error}",
-            hint="See the options of DatabaseStorage in the docs, under Storages.",
-            id="djqueue.E004",
+            "See the options of DatabaseStorage in the docs, under Storages.",
         )
 
 
-def _sqlite(alias: str) -> Iterator[checks.CheckMessage]:
+def _sqlite(alias: str) -> Iterator[Finding]:
     database = connections[alias].settings_dict
     name = str(database["NAME"])
     if name.startswith("file:memorydb_"):  # The database of Django's test runner.
         return
     if ":memory:" in name or "mode=memory" in name:
-        yield checks.Warning(
+        yield system_finding(
+            "djqueue.W003",
             f"DATABASES[{alias!r}] is in memory, so other processes such as `manage.py runworkers` cannot "
             "see its jobs.",
-            hint="Use a file, or djqueue.storage.memory.MemoryStorage in a single process.",
-            id="djqueue.W003",
+            "Use a file, or djqueue.storage.memory.MemoryStorage in a single process.",
         )
     elif str(database.get("OPTIONS", {}).get("transaction_mode") or "").upper() != "IMMEDIATE":
-        yield checks.Warning(
+        yield system_finding(
+            "djqueue.W002",
             f"DATABASES[{alias!r}]: SQLite transactions are not IMMEDIATE. One that reads before it writes "
             "fails with 'database is locked', whatever its timeout, if another process writes in between, as "
             "workers and web servers do.",
-            hint=f"Set DATABASES[{alias!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE'.",
-            id="djqueue.W002",
+            f"Set DATABASES[{alias!r}]['OPTIONS']['transaction_mode'] = 'IMMEDIATE'.",
         )
 
 
@@ -530,7 +546,7 @@ def _redis_options(settings: Settings) -> "RedisOptions | None":
         return None
 
 
-def _redis(settings: Settings) -> Iterator[checks.CheckMessage]:
+def _redis(settings: Settings) -> Iterator[Finding]:
     from .storage.redis.health import lease_findings
     from .storage.redis.location import locate
     from .storage.redis.options import RedisOptions
@@ -543,10 +559,10 @@ def _redis(settings: Settings) -> Iterator[checks.CheckMessage]:
     except ConfigurationError as error:
         yield _wrong_option(error)
     else:
-        yield from map(_message, lease_findings(options, settings.queues))
+        yield from lease_findings(options, settings.queues)
 
 
-def _servers() -> Iterator[checks.CheckMessage]:
+def _servers() -> Iterator[Finding]:
     settings = _valid_settings()
     if settings is None or _redis_options(settings) is None:
         return
@@ -559,15 +575,15 @@ def _servers() -> Iterator[checks.CheckMessage]:
         if settings.storage_options.get("client") is not None:  # E004 covers the other options.
             yield _wrong_option(error)
     except StorageError as error:
-        yield _message(unreachable(error))
+        yield unreachable(error)
     else:
         try:
-            yield from map(_message, findings(connections))
+            yield from findings(connections)
         finally:
             connections.close()
 
 
-def _left_in_outbox(databases: Iterable[str]) -> Iterator[checks.CheckMessage]:
+def _left_in_outbox(databases: Iterable[str]) -> Iterator[Finding]:
     from .models import OutboxJob
 
     settings = _valid_settings()
@@ -581,11 +597,11 @@ def _left_in_outbox(databases: Iterable[str]) -> Iterator[checks.CheckMessage]:
         if table in connections[alias].introspection.table_names():
             count = OutboxJob.objects.using(alias).count()
     if count:
-        yield checks.Warning(
+        yield system_finding(
+            "djqueue.W012",
             f"DATABASES[{alias!r}]: {table} has {count} {'job' if count == 1 else 'jobs'} for Redis, but no "
             "queue has OUTBOX, so they are not sent.",
-            hint="Set OUTBOX for their queue until `runworkers` has emptied the table, or delete the rows.",
-            id="djqueue.W012",
+            "Set OUTBOX for their queue until `runworkers` has emptied the table, or delete the rows.",
         )
 
 
@@ -599,13 +615,9 @@ def _upper(settings: Settings) -> dict[str, Any]:
     return {name.upper(): value for name, value in settings.storage_options.items()}
 
 
-def _wrong_option(error: ConfigurationError) -> checks.CheckMessage:
-    return checks.Error(
+def _wrong_option(error: ConfigurationError) -> Finding:
+    return system_finding(
+        "djqueue.E004",
         f"DJQUEUE['STORAGE']: OPTIONS: {error}",
-        hint="For example {'CACHE': 'default'}, or {'URL': 'redis://localhost:6379/0'}.",
-        id="djqueue.E004",
+        "For example {'CACHE': 'default'}, or {'URL': 'redis://localhost:6379/0'}.",
     )
-
-
-def _message(finding: "Finding") -> checks.CheckMessage:
-    return MESSAGES[finding.level](finding.text, hint=finding.hint, id=finding.id)

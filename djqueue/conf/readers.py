@@ -28,7 +28,7 @@ from djqueue.core.policies import (
     Retention,
 )
 from djqueue.core.suggest import nearest
-from djqueue.core.units import milliseconds, parse_size
+from djqueue.core.units import milliseconds, parse_size, positive_milliseconds
 
 from .values import (
     DEFAULT_POLICY,
@@ -112,7 +112,7 @@ def parse_rate(value: Any, where: str = "rate") -> Rate:
         if slash and count.isdecimal() and len(count) < 10 and int(count) and unit in RATE_UNITS:
             return Rate(int(count), RATE_UNITS[unit])
     elif isinstance(value, (tuple, list)) and len(value) == 2:
-        return Rate(_positive(value[0], where), _lasting(value[1], where))
+        return Rate(_positive(value[0], where), positive_milliseconds(where, value[1]))
     raise ConfigurationError(
         f"{where}: must be like '100/s' (s, m, h or d) or (count, seconds); got {value!r}"
     )
@@ -137,13 +137,6 @@ def _one_of(value: Any, words: tuple[str, ...], where: str) -> str:
     if value not in words:
         raise ConfigurationError(f"{where}: {value!r} is not one of {', '.join(words)}")
     return str(value)
-
-
-def _lasting(value: Any, where: str) -> int:
-    duration = milliseconds(where, value)
-    if not duration:
-        raise ConfigurationError(f"{where}: must be positive; got {value!r}")
-    return duration
 
 
 def _positive(value: Any, where: str) -> int:
@@ -190,7 +183,9 @@ def _dashboard(key: str, value: Any) -> dict[str, Any]:
 def _health(key: str, value: Any) -> dict[str, Any]:
     given = _mapping(value, {"MAX_WAIT", "LEASE_GRACE", "TIMEOUT"})
     return {
-        key.lower(): HealthSettings(**{word.lower(): _lasting(time, word) for word, time in given.items()})
+        key.lower(): HealthSettings(
+            **{word.lower(): positive_milliseconds(word, time) for word, time in given.items()}
+        )
     }
 
 
@@ -201,12 +196,12 @@ def _backup(key: str, value: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if "EVERY" in given:
         every = given["EVERY"]
-        fields["every"] = None if every is None else _lasting(every, "EVERY")
+        fields["every"] = None if every is None else positive_milliseconds("EVERY", every)
         fields["is_every_given"] = True
     if "KEEP" in given:
         fields["keep"] = _positive(given["KEEP"], "KEEP")
     if "TIMEOUT" in given:
-        fields["timeout"] = _lasting(given["TIMEOUT"], "TIMEOUT")
+        fields["timeout"] = positive_milliseconds("TIMEOUT", given["TIMEOUT"])
     folder = given.get("FOLDER")
     if folder is not None:
         if not isinstance(folder, (str, Path)) or not Path(folder).is_absolute():
@@ -268,7 +263,7 @@ def _storage(_key: str, value: Any) -> dict[str, Any]:
 def default_policy(storage_options: Mapping[str, Any]) -> QueuePolicy:
     """Return the default of all queues, with the LEASE of the storage if it has one."""
     try:
-        return replace(DEFAULT_POLICY, lease=_lasting(storage_options["lease"], "LEASE"))
+        return replace(DEFAULT_POLICY, lease=positive_milliseconds("LEASE", storage_options["lease"]))
     except (KeyError, ConfigurationError, OptionError):  # The storage reports an invalid one.
         return DEFAULT_POLICY
 
@@ -305,7 +300,7 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
     given = _mapping(value, known, f"queue {name!r}: ")
     policy: dict[str, Any] = {}
     if "LEASE" in given:
-        policy["lease"] = _lasting(given["LEASE"], f"queue {name!r}: LEASE")
+        policy["lease"] = positive_milliseconds(f"queue {name!r}: LEASE", given["LEASE"])
     for word in ("RATE", "KEY_RATE"):
         if given.get(word) is not None:
             policy[word.lower()] = parse_rate(given[word], f"queue {name!r}: {word}")
@@ -316,7 +311,9 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
     if "WHEN_FULL" in given:
         policy["when_full"] = _one_of(given["WHEN_FULL"], WHEN_FULL, f"queue {name!r}: WHEN_FULL")
     if "BLOCK_TIMEOUT" in given:
-        policy["block_timeout"] = _lasting(given["BLOCK_TIMEOUT"], f"queue {name!r}: BLOCK_TIMEOUT")
+        policy["block_timeout"] = positive_milliseconds(
+            f"queue {name!r}: BLOCK_TIMEOUT", given["BLOCK_TIMEOUT"]
+        )
     for word in ("CONCURRENCY", "KEY_CONCURRENCY", "MAX_SIZE"):
         if given.get(word) is not None:
             policy[word.lower()] = _positive(given[word], f"queue {name!r}: {word}")
@@ -327,7 +324,7 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
     if "RETENTION" in given:
         policy["retention"] = _retention(name, given["RETENTION"])
     if given.get("OBJECTIVE") is not None:
-        policy["objective"] = _lasting(given["OBJECTIVE"], f"queue {name!r}: OBJECTIVE")
+        policy["objective"] = positive_milliseconds(f"queue {name!r}: OBJECTIVE", given["OBJECTIVE"])
     if given.get("EXECUTOR") is not None:
         policy["executor"] = parse_executor(given["EXECUTOR"])
     if "OUTBOX" in given:
@@ -349,7 +346,7 @@ def _dead_letters(name: str, value: Any) -> DeadLetterPolicy:
     given = _mapping(value, {"MAX_ENTRIES", "MAX_BYTES", "TTL", "AUTO_RETRIES", "AUTO_RETRY_DELAY"}, where)
     policy: dict[str, Any] = {}
     if "TTL" in given:
-        policy["ttl"] = _lasting(given["TTL"], where + "TTL")
+        policy["ttl"] = positive_milliseconds(where + "TTL", given["TTL"])
     if "AUTO_RETRY_DELAY" in given:
         policy["auto_retry_delay"] = _delay(given["AUTO_RETRY_DELAY"], where + "AUTO_RETRY_DELAY")
     if "MAX_ENTRIES" in given:
@@ -383,7 +380,7 @@ def _retention(name: str, value: Any) -> Retention:
 
 def _bound(name: str, value: Any, where: str, *, of_each: bool) -> int:
     if name == "AGE":
-        return _lasting(value, where)
+        return positive_milliseconds(where, value)
     if name == "BYTES":
         return parse_size(where, value)
     if of_each and not 1 <= _integer(value, where) <= MAX_PER_JOB:
@@ -397,7 +394,7 @@ def _delay(value: Any, where: str) -> int | Backoff:
             return parse_backoff(value)
         except OptionError as error:
             raise ConfigurationError(f"{where}: {error}") from None
-    return _lasting(value, where)
+    return positive_milliseconds(where, value)
 
 
 def _switch(key: str, value: Any) -> dict[str, Any]:
@@ -433,7 +430,7 @@ def _duration(key: str, value: Any) -> dict[str, Any]:
 
 
 def _interval(key: str, value: Any) -> dict[str, Any]:
-    return {key.lower(): _lasting(value, key)}
+    return {key.lower(): positive_milliseconds(key, value)}
 
 
 def _accept(_key: str, value: Any) -> dict[str, Any]:
@@ -478,7 +475,11 @@ def _sandbox(key: str, value: Any) -> dict[str, Any]:
 
 def _metrics(key: str, value: Any) -> dict[str, Any]:
     given = _mapping(value, {"MINUTE", "HOUR", "DAY"})
-    return {key.lower(): Tiers(**{word.lower(): _lasting(time, word) for word, time in given.items()})}
+    return {
+        key.lower(): Tiers(
+            **{word.lower(): positive_milliseconds(word, time) for word, time in given.items()}
+        )
+    }
 
 
 def _version(key: str, value: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from .errors import OptionError
 from .headers import NO_HEADERS, Headers, parse_headers
 from .messages import shown
 from .suggest import nearest_option
-from .units import instant, milliseconds
+from .units import instant, milliseconds, positive_milliseconds
 
 MAX_NAME = 255
 """Maximum number of characters of a queue name, job name, id, unique key, concurrency key, tag or subject."""
@@ -264,13 +264,6 @@ def _optional(parser: Parser) -> Parser:
     return lambda name, value: None if value is None else parser(name, value)
 
 
-def _positive(name: str, value: Any) -> int:
-    duration = milliseconds(name, value)
-    if duration == 0:
-        raise OptionError(f"{name}: must be longer than 0")
-    return duration
-
-
 def _tags(name: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, (str, Mapping)) or not isinstance(value, Iterable):
         raise OptionError(f"{name}: expected a list of strings, got {shown(value)}")
@@ -346,10 +339,10 @@ PARSERS: dict[str, Parser] = {
     "max_attempts": _integer(1, MAX_INTEGER),
     "max_stalls": _integer(0, MAX_INTEGER),
     "backoff": _backoff,
-    "timeout": _optional(_positive),
-    "ttl": _optional(_positive),
+    "timeout": _optional(positive_milliseconds),
+    "ttl": _optional(positive_milliseconds),
     "unique_key": _optional(check_text),
-    "unique_ttl": _optional(_positive),
+    "unique_ttl": _optional(positive_milliseconds),
     "on_duplicate": _choice(ON_DUPLICATE),
     "concurrency_key": _optional(check_text),
     "weight": _integer(1, MAX_INTEGER),
@@ -357,8 +350,8 @@ PARSERS: dict[str, Parser] = {
     "on_dependency_failure": _choice(ON_DEPENDENCY_FAILURE),
     "lifo": _flag,
     "durable": _optional(_flag),
-    "result_ttl": _optional(_positive),
-    "retention": _optional(_positive),
+    "result_ttl": _optional(positive_milliseconds),
+    "retention": _optional(positive_milliseconds),
     "tags": _tags,
     "subject": _optional(_subject),
     "headers": parse_headers,

@@ -156,13 +156,28 @@ class Diagnostics(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """A problem, or possible problem, of the storage's servers; one for all servers that have it."""
+    """A problem, or possible problem: of the settings, the servers or the jobs.
+
+    The system checks (`djqueue.checks`), the health checks and the doctor (`djqueue.operations`) find them.
+    """
 
     id: str
-    """Id of the system check."""
+    """`djqueue.E001` of a system check, or that of a check of a running storage, such as `health.workers`."""
     level: Literal["error", "warning", "info"]
     text: str
     hint: str
+    """The remedy."""
+
+    def __str__(self) -> str:
+        return f"{self.text} {self.hint}"
+
+
+LEVELS: dict[str, Literal["error", "warning", "info"]] = {"E": "error", "W": "warning", "I": "info"}
+
+
+def system_finding(id: str, text: str, hint: str) -> Finding:
+    """Return the finding of a system check. Its id names the level: E, W or I."""
+    return Finding(id, LEVELS[id.removeprefix("djqueue.")[0]], text, hint)
 
 
 def workers_line(count: int) -> DiagnosticLine:

@@ -36,6 +36,14 @@ def milliseconds(name: str, value: Any) -> int:
     return math.ceil(round(seconds * 1_000, 3)) or int(seconds > 0)
 
 
+def positive_milliseconds(name: str, value: Any) -> int:
+    """Return the milliseconds of a duration, as `milliseconds` does. Raises OptionError for 0, too."""
+    duration = milliseconds(name, value)
+    if not duration:
+        raise OptionError(f"{name}: must be positive; got {shown(value)}")
+    return duration
+
+
 def instant(name: str, value: Any) -> int:
     """Return the UTC milliseconds of an aware datetime given by a user."""
     if not isinstance(value, datetime):

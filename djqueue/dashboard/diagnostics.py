@@ -52,9 +52,11 @@ WORDS = frozenset(
         _("Nothing sweeps: start a worker with `manage.py runworkers`."),
         _("The Redis user may not run INFO, CONFIG GET or MEMORY USAGE; only this page needs them."),
         _("Redis has evicted jobs or results: check maxmemory-policy."),
-        _("Redis deletes jobs when memory is full: set the policy to noeviction."),
         _("Redis holds far more system memory than its data uses."),
-        _("A restart loses every job."),
+        _(
+            "Nothing is written to disk (appendonly no, no save points): a restart loses every job. "
+            "Set appendonly to yes, with appendfsync everysec or always."
+        ),
         _("The last write to disk failed."),
     }
 )
@@ -67,6 +69,10 @@ SENTENCES = (
     _("%s keys, %s"),
     _("Sampled from the first %s of %s queues."),
     _("Replica %s lag"),
+    _(
+        "maxmemory-policy is %s: when memory is full, Redis evicts jobs or results. Set maxmemory-policy to "
+        "noeviction. Use another server for a cache that needs another policy."
+    ),
 )
 """Texts with placeholders."""
 

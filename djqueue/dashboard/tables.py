@@ -9,9 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 from django.db import connections
 from django.db.models import Model, QuerySet
 
-from djqueue.client import get_storage
-from djqueue.operations import sweeps
-
 M = TypeVar("M", bound=Model)
 PAGE_LENGTH = 50
 VISIBLE_PART = 500
@@ -34,7 +31,11 @@ class KeysetPage(NamedTuple):
 
 def alias_of(model: type[Model]) -> str:
     """Return the alias, in DATABASES, of the database with a table."""
-    return sweeps.alias_of(get_storage(), model)
+    # The admin's registration needs neither the client nor the operations.
+    from djqueue.client import get_storage
+    from djqueue.operations.sweeps import alias_of
+
+    return alias_of(get_storage(), model)
 
 
 def select(model: type[Model], sql: str, params: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:

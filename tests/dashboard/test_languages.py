@@ -167,14 +167,30 @@ def test_cron_line_is_described_in_german():
 
 def test_diagnostics_with_placeholders_are_translated():
     line = DiagnosticLine(
-        "server.persistence", "Server", "Persistence", "3.2 s ago", "ok", "A restart loses every job."
+        "server.persistence", "Server", "Persistence", "3.2 s ago", "ok", "The last write to disk failed."
     )
     with translation.override("de"):
         shown = diagnostics.translated(line)
     assert shown == line._replace(
-        label="Persistenz", value="vor 3.2 s", note="Bei einem Neustart gehen alle Aufträge verloren."
+        label="Persistenz",
+        value="vor 3.2 s",
+        note="Der letzte Schreibvorgang auf die Platte ist fehlgeschlagen.",
     )
     assert diagnostics.translated(line) == line
+
+
+def test_notes_of_diagnostics_that_are_findings_are_translated():
+    from djqueue.storage.redis.health import MasterInfo, _server_lines
+
+    settings = {"maxmemory-policy": "allkeys-lru", "appendonly": "no", "save": ""}
+    lines = [line for line in _server_lines(MasterInfo({}, settings)) if line.note]
+
+    with translation.override("de"):
+        notes = [diagnostics.translated(line).note for line in lines]
+    assert [note.partition(":")[0] for note in notes] == [
+        "maxmemory-policy ist allkeys-lru",
+        "Nichts wird auf die Platte geschrieben (appendonly no, keine Speicherpunkte)",
+    ]
 
 
 NOTES = ("note", "reason", "UNSEEN")

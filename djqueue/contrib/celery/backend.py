@@ -5,7 +5,6 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -21,6 +20,7 @@ from kombu.utils.functional import retry_over_time
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageError, StorageUnavailableError
+from djqueue.core.units import milliseconds
 from djqueue.storage.base import Unsubscribe
 
 from .storages import Location, location, storage_at
@@ -356,9 +356,7 @@ class DjqueueResultBackend(AsyncBackendMixin, BaseKeyValueStoreBackend):
     @staticmethod
     def _milliseconds(expires: Any) -> int | None:
         """Return an expiry as milliseconds; None for none, and for 0, with which results do not expire."""
-        if isinstance(expires, timedelta):
-            expires = expires.total_seconds()
-        return int(expires * 1_000) if expires else None
+        return milliseconds("expires", expires) or None if expires else None
 
 
 def _location(url: str, options: Any) -> Location:

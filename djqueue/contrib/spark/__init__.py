@@ -154,12 +154,12 @@ def _dry_run(df: "DataFrame", options: "WriteOptions") -> "WriteReport":
 
     A dry run saves no report with the storage, so the tasks return their reports as rows.
     """
-    from .columns import check_kinds
+    from .columntypes import check_types
     from .reporting import TaskReport
     from .writing import Write
 
     write = Write(options, df.columns)
-    check_kinds(write.plan, df.schema)
+    check_types(write.plan, df.schema)
 
     def run_tasks(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 
 from djqueue.core.errors import OptionError
 
-from .columns import check_kinds
+from .columntypes import check_types
 from .locations import REMEDY, has_password
 from .options import ReadOptions, WriteOptions
 from .reading import JobEventStream, Read
@@ -81,7 +81,7 @@ class DjqueueDataSource(DataSource):
         if overwrite:
             raise OptionError("mode: overwrite is not supported: use .mode('append')")
         write = Write(WriteOptions.read(dict(self.options)), schema.names)
-        check_kinds(write.plan, schema)
+        check_types(write.plan, schema)
         return BatchWriter(write)
 
     def streamWriter(self, schema: "StructType", overwrite: bool) -> "StreamWriter":  # noqa: N802
@@ -100,7 +100,7 @@ class DjqueueDataSource(DataSource):
                 "checkpoint: remove them"
             )
         writer = StreamWriter(options, schema.names)
-        check_kinds(writer.plan, schema)
+        check_types(writer.plan, schema)
         return writer
 
 

@@ -17,7 +17,7 @@ from djqueue.backup.transfer import Steps
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.errors import BackupError, DjqueueError, SnapshotTargetError
-from djqueue.core.messages import in_one_line, numbered
+from djqueue.core.messages import in_one_line, numbered, size
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime
 from djqueue.models import BackupState
@@ -100,7 +100,7 @@ def now(_options: Options, output: Output) -> None:
         if is_alone:
             lease.note_end(name)
     output.document({**metadata.document(), "deleted": deleted})
-    output.line(f"Saved backup {name} in {store.describe()}: {_counted(metadata)}, {_size(metadata.size)}.")
+    output.line(f"Saved backup {name} in {store.describe()}: {_counted(metadata)}, {size(metadata.size)}.")
     if deleted:
         output.line(f"Deleted {numbered(len(deleted), 'older backup')}.")
 
@@ -126,7 +126,7 @@ def listed(_options: Options, output: Output) -> None:
                     counts.all_jobs,
                     counts.dead,
                     counts.schedules,
-                    _size(metadata.size),
+                    size(metadata.size),
                     f"{metadata.storage}, djqueue {metadata.djqueue}",
                 )
             )
@@ -309,12 +309,3 @@ def _counted(metadata: Metadata) -> str:
         f"{numbered(counts.all_jobs, 'job')}, {numbered(counts.dead, 'dead letter')} and "
         f"{numbered(counts.schedules, 'schedule')}"
     )
-
-
-def _size(number: int) -> str:
-    value = float(number)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1_024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1_024
-    return f"{value:.1f} GiB"

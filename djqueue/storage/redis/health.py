@@ -13,7 +13,7 @@ import redis
 
 from djqueue.core.errors import StorageError
 from djqueue.core.messages import in_one_line, size
-from djqueue.core.overview import BAD, OK, WARN, DiagnosticLine, Finding
+from djqueue.core.overview import BAD, OK, WARN, DiagnosticLine, Finding, system_finding
 from djqueue.core.policies import QueuePolicy
 
 from .client import IDLE, Connection, is_refusal, spelled
@@ -85,9 +85,8 @@ def lease_findings(options: RedisOptions, policies: Mapping[str, QueuePolicy]) -
     leases = {name: policy.lease for name, policy in policies.items()}
     leases["every other queue"] = options.lease
     return [
-        Finding(
+        system_finding(
             "djqueue.W006",
-            "warning",
             f"the lease of {name} ({lease / 1_000:g} s) is not longer than TIMEOUT ({timeout:g} s): while "
             "Redis is slow or failing over, leases can expire while the worker is still trying to renew "
             "them.",
@@ -108,15 +107,14 @@ def refuse_old(connections: Connections) -> None:
                 info = _info(connection, "server")
             if info is not None and _is_old(info):
                 finding = _too_old(info)
-                raise StorageError(f"{where}: {finding.text} {finding.hint}")
+                raise StorageError(f"{where}: {finding}")
 
 
 def unreachable(error: Exception) -> Finding:
     """Return the finding about a server that can't be reached."""
     reason = in_one_line(error)
-    return Finding(
+    return system_finding(
         "djqueue.W007",
-        "warning",
         f"its state could not be read: {reason}",
         "Check the user name, the password and the user's permissions (ACL)."
         if is_refusal(error) or "refuses access" in reason
@@ -244,9 +242,8 @@ def _of_server(server: MasterInfo) -> Iterator[Finding]:
     yield from _persistence(known)
     yield from _times(known)
     if _number((info or {}).get("connected_slaves")) and known.get("min-replicas-to-write") == "0":
-        yield Finding(
+        yield system_finding(
             "djqueue.W014",
-            "warning",
             "min-replicas-to-write is 0: a master that is being replaced, or is cut off from its replicas, "
             "still accepts jobs, which are then lost.",
             "Set min-replicas-to-write to 1 and min-replicas-max-lag to 10; pass durable=True for jobs "
@@ -267,9 +264,8 @@ def _from_info(info: Mapping[str, str]) -> dict[str, str]:
 def _memory(known: Mapping[str, str]) -> Iterator[Finding]:
     policy = known.get("maxmemory-policy", "noeviction")
     if policy != "noeviction":
-        yield Finding(
+        yield system_finding(
             "djqueue.W008",
-            "warning",
             f"maxmemory-policy is {policy}: when memory is full, Redis evicts jobs or results.",
             "Set maxmemory-policy to noeviction. Use another server for a cache that needs another policy.",
         )
@@ -277,16 +273,14 @@ def _memory(known: Mapping[str, str]) -> Iterator[Finding]:
 
 def _persistence(known: Mapping[str, str]) -> Iterator[Finding]:
     if known.get("appendonly") == "no" and known.get("save") == "":
-        yield Finding(
+        yield system_finding(
             "djqueue.W009",
-            "warning",
-            "nothing is written to disk (appendonly no, no save points): a restart loses every job.",
+            "Nothing is written to disk (appendonly no, no save points): a restart loses every job.",
             "Set appendonly to yes, with appendfsync everysec or always.",
         )
     if known.get("appendonly") == "yes" and known.get("appendfsync") == "no":
-        yield Finding(
+        yield system_finding(
             "djqueue.I002",
-            "info",
             "appendfsync is no: a power failure loses the latest writes, often those of the last 30 seconds.",
             "Set appendfsync to everysec or always.",
         )
@@ -295,18 +289,16 @@ def _persistence(known: Mapping[str, str]) -> Iterator[Finding]:
 def _times(known: Mapping[str, str]) -> Iterator[Finding]:
     timeout = _number(known.get("timeout"))
     if 0 < timeout <= IDLE:
-        yield Finding(
+        yield system_finding(
             "djqueue.W010",
-            "warning",
             f"timeout is {timeout}: Redis closes connections that are idle for {timeout} s, and the next "
             "call has to reconnect or is retried.",
             f"Set timeout to 0, or to more than {IDLE}.",
         )
     busy = _number(known.get("busy-reply-threshold"))
     if 0 < busy < SHORTEST_BUSY:
-        yield Finding(
+        yield system_finding(
             "djqueue.W011",
-            "warning",
             f"busy-reply-threshold is {busy}: while a script of many jobs runs, all other calls are "
             "rejected with BUSY.",
             f"Set busy-reply-threshold to {SHORTEST_BUSY} or more; 5000 is the default.",
@@ -333,18 +325,16 @@ def _is_old(info: Mapping[str, str]) -> bool:
 
 def _too_old(info: Mapping[str, str]) -> Finding:
     needed = " or ".join(f"{kind} {major}.{minor}" for kind, (major, minor) in OLDEST.items())
-    return Finding(
+    return system_finding(
         "djqueue.E006",
-        "error",
         f"this is {' '.join(_kind(info))}, but djqueue requires {needed}, or newer.",
         "Upgrade the server, or use another storage.",
     )
 
 
 def _unseen(command: str, what: str) -> Finding:
-    return Finding(
+    return system_finding(
         "djqueue.I001",
-        "info",
         f"the user may not run {command}, so {what} could not be checked.",
         "See the recommended settings in the docs, under Redis.",
     )
@@ -370,9 +360,8 @@ def _server_lines(server: MasterInfo) -> Iterator[DiagnosticLine]:
     if policy is None:
         yield DiagnosticLine("server.policy", "", "maxmemory-policy", "unknown", OK, UNSEEN)
     else:
-        is_safe = policy == "noeviction"
-        note = "" if is_safe else "Redis deletes jobs when memory is full: set the policy to noeviction."
-        yield DiagnosticLine("server.policy", "", "maxmemory-policy", policy, OK if is_safe else BAD, note)
+        note = " ".join(map(str, _memory(known)))
+        yield DiagnosticLine("server.policy", "", "maxmemory-policy", policy, BAD if note else OK, note)
     yield from _fragmentation_lines(info)
     yield from _persistence_lines(info, known)
     yield from _replica_lines(info)
@@ -395,9 +384,8 @@ def _persistence_lines(info: Mapping[str, str], known: Mapping[str, str]) -> Ite
     if appended is None:
         return
     value = f"appendonly {appended}" + (f", save {saves!r}" if saves is not None else "")
-    is_lost = appended == "no" and saves == ""
-    note = "A restart loses every job." if is_lost else ""
-    yield DiagnosticLine("server.persistence", "", "Persistence", value, WARN if is_lost else OK, note)
+    note = " ".join(str(finding) for finding in _persistence(known) if finding.level == "warning")
+    yield DiagnosticLine("server.persistence", "", "Persistence", value, WARN if note else OK, note)
     for name in ("aof_last_write_status", "rdb_last_bgsave_status"):
         if info.get(name, "ok") != "ok":
             yield DiagnosticLine(

@@ -1,6 +1,6 @@
 """The options of the storage itself; `Connections` reads those of the connection."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from djqueue.core.options import DAY
 from djqueue.core.policies import Keep
 from djqueue.core.states import TERMINAL, State
 from djqueue.core.suggest import nearest
-from djqueue.core.units import milliseconds
+from djqueue.core.units import milliseconds, positive_milliseconds
 
 from .client import TIMEOUT
 from .location import read_timeout
@@ -78,15 +78,12 @@ class RedisOptions:
         return options
 
 
-def _duration(name: str, value: Any, least: int = 1) -> int:
+def _duration(name: str, value: Any, read: Callable[[str, Any], int] = positive_milliseconds) -> int:
     """Return the milliseconds of an option in seconds."""
     try:
-        length = milliseconds(name, value)
+        return read(name, value)
     except OptionError as error:
         raise ConfigurationError(str(error)) from None
-    if length < least:
-        raise ConfigurationError(f"{name}: must be greater than 0")
-    return length
 
 
 def _mirror(given: Any) -> MirrorOptions | None:
@@ -99,7 +96,7 @@ def _mirror(given: Any) -> MirrorOptions | None:
         if name == "STATES":
             values["states"] = _states(value)
         elif name in ("RETENTION", "MAX_LAG"):
-            values[name.lower()] = _duration(f"MIRROR: {name}", value, least=0)
+            values[name.lower()] = _duration(f"MIRROR: {name}", value, milliseconds)
         elif name == "KEEP":
             values["keep"] = _keep(value)
         else:

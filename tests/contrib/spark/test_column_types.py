@@ -3,7 +3,7 @@
 import pytest
 
 from djqueue.contrib.spark.changing import ChangeColumns
-from djqueue.contrib.spark.columns import check_kinds
+from djqueue.contrib.spark.columntypes import check_types
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.rows import JobColumns
 from djqueue.core.errors import OptionError
@@ -18,7 +18,7 @@ PAIR = types.StructType([types.StructField(name, types.StringType()) for name in
 def check(option, kind, **options):
     given = {**GIVEN, option: "n", **options}
     schema = types.StructType([types.StructField("n", kind)])
-    return check_kinds(JobColumns(WriteOptions.read(given), schema.names), schema)
+    return check_types(JobColumns(WriteOptions.read(given), schema.names), schema)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_queue_and_job_columns_must_be_strings():
     given = {"url": GIVEN["url"], "queueColumn": "q", "jobColumn": "j"}
 
     with pytest.raises(OptionError, match="queueColumn: column 'q' has type bigint"):
-        check_kinds(JobColumns(WriteOptions.read(given), schema.names), schema)
+        check_types(JobColumns(WriteOptions.read(given), schema.names), schema)
 
 
 def test_column_types_of_operations_are_checked():
@@ -116,7 +116,7 @@ def test_column_types_of_operations_are_checked():
     given = {"url": GIVEN["url"], "queue": "emails", "operation": "cancel"}
 
     with pytest.raises(OptionError, match="idColumn: column 'id' has type bigint"):
-        check_kinds(ChangeColumns(WriteOptions.read(given), schema.names), schema)
+        check_types(ChangeColumns(WriteOptions.read(given), schema.names), schema)
 
 
 STRUCT = types.StructType([types.StructField("a", types.LongType())])
@@ -137,14 +137,14 @@ def test_payload_column_without_a_python_equivalent_is_rejected(kind, shown, rem
     options = WriteOptions.read(GIVEN)
 
     with pytest.raises(OptionError) as raised:
-        check_kinds(JobColumns(options, schema.names), schema)
+        check_types(JobColumns(options, schema.names), schema)
 
     text = str(raised.value)
     assert text.startswith(f"odd: a column of type {shown} can't be part of a payload: ")
     assert remedy in text
     assert text.endswith("or leave the column out with excludeColumns")
     without = WriteOptions.read({**GIVEN, "excludeColumns": "odd"})
-    assert check_kinds(JobColumns(without, schema.names), schema) is None
+    assert check_types(JobColumns(without, schema.names), schema) is None
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_payload_column_without_a_python_equivalent_is_rejected(kind, shown, rem
 def test_payload_columns_can_have_any_other_type(kind):
     schema = types.StructType([types.StructField("n", kind)])
 
-    assert check_kinds(JobColumns(WriteOptions.read(GIVEN), schema.names), schema) is None
+    assert check_types(JobColumns(WriteOptions.read(GIVEN), schema.names), schema) is None
 
 
 @pytest.mark.parametrize("more", [{}, {"excludeColumns": "odd"}])
@@ -167,7 +167,7 @@ def test_month_interval_is_rejected_at_any_depth(more):
     schema = types.StructType([types.StructField("n", types.LongType()), types.StructField("odd", MONTHS)])
 
     with pytest.raises(OptionError) as raised:
-        check_kinds(JobColumns(WriteOptions.read({**GIVEN, **more}), schema.names), schema)
+        check_types(JobColumns(WriteOptions.read({**GIVEN, **more}), schema.names), schema)
 
     assert str(raised.value) == (
         "odd: a column of type interval year to month can't be written: Python has no interval of months; "

@@ -94,7 +94,7 @@ def test_server_without_persistence_is_a_finding(redis_options, redis_server, fo
     [finding] = found(redis_options)
 
     assert finding.id == "djqueue.W009"
-    assert finding.text.startswith(f"redis 127.0.0.1:{redis_server.port}/0: nothing is written to disk")
+    assert finding.text.startswith(f"redis 127.0.0.1:{redis_server.port}/0: Nothing is written to disk")
 
 
 def test_append_only_file_without_fsync_is_a_finding(make_connections):
@@ -289,7 +289,7 @@ def test_runworkers_prints_findings_at_startup(redis_options, redis_server, sett
 
     call_command("runworkers", "--until-empty", stdout=said, stderr=said)
 
-    assert f"redis 127.0.0.1:{redis_server.port}/0: nothing is written to disk" in said.getvalue()
+    assert f"redis 127.0.0.1:{redis_server.port}/0: Nothing is written to disk" in said.getvalue()
     assert "(djqueue.W009)" in said.getvalue()
 
 

@@ -81,9 +81,9 @@ class LeaderLeaseLostError(StorageError):
 class LeaderLease:
     """The lease of this process on some work: `acquire` it, `renew` it in time, and `release` it.
 
-    Each new holder raises its `number`, and each transaction of the mirror begins with `renew`, which fails if
-    the number has changed. A job is read from Redis after the lease was taken and written before it is lost,
-    so an older state never overwrites a newer one, however long a process was suspended.
+    Each new holder raises its `number`, and each transaction of the mirror begins with `renew`, which fails
+    if the number has changed. A job is read from Redis after the lease was taken and written before it is
+    lost, so an older state never overwrites a newer one, however long a process was suspended.
 
     Args:
         alias: The database with the row.

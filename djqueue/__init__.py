@@ -13,84 +13,39 @@ if TYPE_CHECKING:
     from .client import JobType, Limiter, Queue, chain, chord, flow, group, job
     from .codecs import content_id
     from .core.backoff import Backoff
-    from .core.errors import (
-        ArgumentsError,
-        ConfigurationError,
-        Discard,
-        DjqueueError,
-        ItemError,
-        JobCancelledError,
-        JobFailedError,
-        JobInterrupted,
-        JobMemoryLimitError,
-        JobNotFoundError,
-        JobTimeoutError,
-        MaxRetriesError,
-        OptionError,
-        PayloadTooLargeError,
-        QueueFullError,
-        RestoreInProgressError,
-        Retry,
-        SchedulerRunningError,
-        SerializationError,
-        SnapshotTargetError,
-        Snooze,
-        StorageError,
-        StorageUnavailableError,
-        StreamRestartedError,
-        UnknownJobError,
-        UnknownQueueError,
-        UnrecoverableError,
-        WaitInTransactionError,
-        WorkerCrashedError,
-    )
-    from .core.job import CancelResult, EnqueueResult, Event
-    from .core.overview import LimiterState
+    from .core.job import EnqueueResult, Event
     from .core.permissions import Permissions
     from .core.states import State
+    from .errors import (
+        Discard,
+        DjqueueError,
+        JobFailedError,
+        ResultTimeoutError,
+        Retry,
+        Snooze,
+        StorageUnavailableError,
+        UnrecoverableError,
+    )
     from .runtime import Worker, current_job
 
 __all__ = [
-    "ArgumentsError",
     "Backoff",
-    "CancelResult",
-    "ConfigurationError",
     "Discard",
     "DjqueueError",
     "EnqueueResult",
     "Event",
-    "ItemError",
-    "JobCancelledError",
     "JobFailedError",
-    "JobInterrupted",
-    "JobMemoryLimitError",
-    "JobNotFoundError",
-    "JobTimeoutError",
     "JobType",
     "Limiter",
-    "LimiterState",
-    "MaxRetriesError",
-    "OptionError",
-    "PayloadTooLargeError",
     "Permissions",
     "Queue",
-    "QueueFullError",
-    "RestoreInProgressError",
+    "ResultTimeoutError",
     "Retry",
-    "SchedulerRunningError",
-    "SerializationError",
-    "SnapshotTargetError",
     "Snooze",
     "State",
-    "StorageError",
     "StorageUnavailableError",
-    "StreamRestartedError",
-    "UnknownJobError",
-    "UnknownQueueError",
     "UnrecoverableError",
-    "WaitInTransactionError",
     "Worker",
-    "WorkerCrashedError",
     "__version__",
     "chain",
     "chord",
@@ -103,12 +58,10 @@ __all__ = [
 
 HOMES = {
     "Backoff": "core.backoff",
-    "CancelResult": "core.job",
     "EnqueueResult": "core.job",
     "Event": "core.job",
     "JobType": "client",
     "Limiter": "client",
-    "LimiterState": "core.overview",
     "Permissions": "core.permissions",
     "Queue": "client",
     "State": "core.states",
@@ -121,22 +74,28 @@ HOMES = {
     "group": "client",
     "job": "client",
 }
-"""Modules of the public names; those that are not listed are in `core.errors`."""
+"""Modules of the public names; those that are not listed are in `errors`."""
 
 
 def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module(f"{__name__}.errors")
     if name not in __all__:
         # Not for dunder names, which Python itself asks for.
-        here = None if name.startswith("_") else _suggest().PACKAGE_HERE.get(name)
+        here = None if name.startswith("_") else _here(name)
         hint = f". Use djqueue.{here}" if here else ""
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
-    module = import_module(f"{__name__}.{HOMES.get(name, 'core.errors')}")
+    module = import_module(f"{__name__}.{HOMES.get(name, 'errors')}")
     value = globals()[name] = getattr(module, name)
     return value
 
 
-def _suggest() -> Any:
-    return import_module(f"{__name__}.core.suggest")
+def _here(name: str) -> str | None:
+    """Return what to use instead of a name that is not here."""
+    if name in import_module(f"{__name__}.errors").__all__:
+        return f"errors.{name}"
+    other: str | None = import_module(f"{__name__}.core.suggest").PACKAGE_HERE.get(name)
+    return other
 
 
 def __dir__() -> list[str]:

@@ -8,8 +8,9 @@ import pytest
 from django.core.checks import CheckMessage, run_checks
 from django.core.management import call_command
 
-from djqueue import OptionError, Permissions, job
+from djqueue import Permissions, job
 from djqueue.client import registry
+from djqueue.errors import OptionError
 
 
 @pytest.fixture(autouse=True)

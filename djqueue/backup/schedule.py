@@ -9,6 +9,7 @@ from threading import Event, Thread
 from django.db import Error, connections
 
 from djqueue.conf import BackupSettings, get_settings
+from djqueue.core.deadlines import GrowingPause
 from djqueue.core.errors import DjqueueError
 from djqueue.core.messages import in_one_line
 from djqueue.core.threads import beside
@@ -55,7 +56,7 @@ class BackupSchedule:
         self._rests = rests
         self._lease = BackupLease(storage)
         self._clock = self._lease.clock
-        self._retry = FIRST_RETRY
+        self._retry = GrowingPause(FIRST_RETRY, LAST_RETRY)
         self._reason = ""
         """The last error that was logged; empty if the last attempt succeeded."""
         self._begun: int | None = None
@@ -99,7 +100,8 @@ class BackupSchedule:
             connections.close_all()
         if self._reason:
             logger.warning("Backups are taken again.")
-        self._reason, self._retry = "", FIRST_RETRY
+        self._reason = ""
+        self._retry.succeeded()
         return min(self._every, LOOK_EVERY)
 
     def _due_in(self, store: BackupStore) -> int:
@@ -136,8 +138,7 @@ class BackupSchedule:
             logger.error(
                 "The backup failed, and is tried again: %s", reason, exc_info=None if expected else error
             )
-        wait, self._retry = self._retry, min(2 * self._retry, LAST_RETRY)
-        return min(wait, self._every)
+        return min(int(self._retry.failed()), self._every)
 
 
 def due_at(names: Sequence[str], settings: BackupSettings, now: int) -> int:

@@ -14,7 +14,7 @@ from django.dispatch import Signal
 
 from djqueue.conf import has_django
 from djqueue.core.job import Batch, EnqueueResult, Incident
-from djqueue.signals import job_cancelled, job_dead, job_enqueued, job_stalled, schedule_fired
+from djqueue.signals import job_cancelled, job_enqueued, job_failed, job_stalled, schedule_fired
 from djqueue.storage.base import Storage
 
 from .declarations import registry
@@ -25,13 +25,18 @@ MAX_PENDING = 10_000
 """Pending signals after which a worker claims no more jobs until its receivers have caught up."""
 IDLE = 10.0
 """Seconds after which the idle thread ends, with its database connections."""
-INCIDENT_SIGNALS: dict[str, tuple[Signal, dict[str, str]]] = {
-    "stalled": (job_stalled, {}),
-    "failed": (job_dead, {"reason": "reason", "error": "error"}),
-    "cancelled": (job_cancelled, {"reason": "reason"}),
-    "fired": (schedule_fired, {"schedule": "reason"}),
+OUTSIDE = {"attempt": 0, "worker": ""}
+"""Arguments of `job_failed` for a job that no worker has reported as failed."""
+INCIDENT_SIGNALS: dict[str, tuple[Signal, Callable[[Incident], dict[str, Any]]]] = {
+    "stalled": (job_stalled, lambda _: {}),
+    "failed": (
+        job_failed,
+        lambda one: {**OUTSIDE, "reason": one.reason, "error": one.error},
+    ),
+    "cancelled": (job_cancelled, lambda one: {"reason": one.reason}),
+    "fired": (schedule_fired, lambda one: {"schedule": one.reason}),
 }
-"""The signal of each incident, and the incident's fields for its arguments."""
+"""The signal of each incident, and its arguments."""
 
 
 def enqueued(storage: Storage, batch: Batch, answers: Sequence[EnqueueResult]) -> None:
@@ -155,7 +160,7 @@ def announce_incidents(incidents: Sequence[Incident]) -> None:
                 incident.queue,
                 incident.reason,
             )
-        signal, fields = INCIDENT_SIGNALS[incident.event]
+        signal, arguments = INCIDENT_SIGNALS[incident.event]
         if signal.receivers:
-            about = {argument: getattr(incident, field) for argument, field in fields.items()}
-            announcer.announce(signal, incident.name, queue=incident.queue, job_id=incident.id, **about)
+            about = {"queue": incident.queue, "job_id": incident.id, **arguments(incident)}
+            announcer.announce(signal, incident.name, **about)

@@ -44,11 +44,11 @@ from .streaming import Streaming, Wait
 from .transactions import When, of_storage
 
 EVENTS = (
-    "queued",
-    "active",
+    "enqueued",
+    "started",
     "progress",
     "item",
-    "failing",
+    "retried",
     "released",
     "stalled",
     "completed",
@@ -56,9 +56,9 @@ EVENTS = (
     "cancelled",
     "cancel_requested",
     "promoted",
-    "delayed",
+    "rescheduled",
     "unblocked",
-    "retried",
+    "requeued",
     "removed",
 )
 """The events of `Queue.on`."""
@@ -523,7 +523,7 @@ class Queue:
 
     agroup_limits = asynchronous(group_limits)
 
-    def drain(self, *, delayed: bool = True) -> int:
+    def clear(self, *, delayed: bool = True) -> int:
         """Remove every job that has not started, and return how many were removed.
 
         Args:
@@ -532,7 +532,7 @@ class Queue:
         states = PENDING if delayed else frozenset({State.WAITING})
         return self.storage.queues.clean(self.name, states, SYSTEM_CLOCK.now() + AHEAD)
 
-    adrain = asynchronous(drain)
+    aclear = asynchronous(clear)
 
     def clean(
         self,

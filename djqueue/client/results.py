@@ -5,15 +5,16 @@ has the job's state, the reason why it has not finished, and the remedy.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from threading import Event as ThreadEvent
 from typing import Any
 
+from djqueue.core import explain
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import within
-from djqueue.core.errors import DjqueueError, JobNotFoundError, JobTimeoutError, StorageUnavailableError
+from djqueue.core.errors import DjqueueError, JobNotFoundError, ResultTimeoutError, StorageUnavailableError
 from djqueue.core.explain import MAX_BEFORE, Explanation
 from djqueue.core.job import Batch, EnqueueResult, Event, JobRecord, ResultReader, install_result_reader
 from djqueue.core.states import PENDING, TERMINAL, State
@@ -64,7 +65,7 @@ def enqueue_and_wait(storage: Storage, batch: Batch, wait: float | timedelta, on
 
     Raises:
         JobFailedError, MaxRetriesError, JobCancelledError: The job ended without a result.
-        JobTimeoutError: The job did not end within `wait` seconds; it continues.
+        ResultTimeoutError: The job did not end within `wait` seconds; it continues.
         WaitInTransactionError: The job would start only after the caller's transaction has committed.
     """
     deadline = _deadline(wait)
@@ -218,7 +219,7 @@ def _left(deadline: int) -> float:
 
 def timed_out(
     storage: Storage, queue: str, job_id: str, wait: float | timedelta, outage: StorageUnavailableError | None
-) -> Steps[JobTimeoutError]:
+) -> Steps[ResultTimeoutError]:
     """Return the error for a caller that waited too long.
 
     Args:
@@ -226,7 +227,7 @@ def timed_out(
     """
     text = NO_ANSWER if outage is not None else (yield in_thread(storage, _explain, storage, queue, job_id))
     time = str(wait) if isinstance(wait, timedelta) else f"{wait:g} s"
-    return JobTimeoutError(
+    return ResultTimeoutError(
         f"Job {job_id!r} of queue {queue!r} did not finish within {time}, and was not stopped. {text}",
         job_id=job_id,
     )
@@ -255,70 +256,21 @@ def _describe(record: JobRecord, why: Explanation | None) -> str:
         start = f"Attempt {record.attempts} failed; the next one has not started"
     else:
         start = "It has not started"
-    reason = REASONS.get(why.verdict) if why is not None else None
-    if why is None or reason is None:
+    reason = "" if why is None else explain.sentence(why)
+    if why is None or not reason:
         return "It is still waiting in its queue."
-    return f"{start}: {reason(why)}."
+    return " ".join((f"{start}.", reason, *_evidence(why)))
 
 
-def _no_handler(why: Explanation) -> str:
-    return (
-        f"no live worker of queue {why.queue!r} has a handler for {why.name!r}. Restart the workers if "
-        "they run an older version of the code"
-    )
-
-
-def _blocked(why: Explanation) -> str:
-    listed = ", ".join(f"{job.id!r} of queue {job.queue!r} ({job.state or 'unknown'})" for job in why.unmet)
-    return f"it waits for other jobs: {listed}" if listed else "it waits for other jobs"
-
-
-def _ahead(why: Explanation, text: str) -> str:
-    if not why.before:
-        return text
-    count = f"{why.before:,}" + (" or more" if why.before >= MAX_BEFORE else "")
-    return f"{text}, and {count} {'job is' if why.before == 1 else 'jobs are'} ahead of it"
-
-
-def _due(why: Explanation) -> str:
-    return "later" if why.until is None else f"at {to_datetime(why.until).isoformat(timespec='seconds')}"
-
-
-REASONS: dict[str, Callable[[Explanation], str]] = {
-    "paused": lambda why: f"queue {why.queue!r} is paused",
-    "group_paused": lambda why: f"its group {why.group!r} is paused",
-    "delayed": lambda why: f"it is due {_due(why)}",
-    "blocked": _blocked,
-    "no_worker": lambda why: (
-        f"no live worker serves queue {why.queue!r}. Start one with `manage.py runworkers`"
-    ),
-    "no_handler": _no_handler,
-    "group_rate": lambda why: f"the rate limit of its group {why.group!r} allows the next job {_due(why)}",
-    "group_busy": lambda why: _ahead(
-        why,
-        f"its group {why.group!r} has reached its concurrency limit of {why.limit}",
-    ),
-    "behind_rate": lambda why: _ahead(
-        why, f"the rate limit of queue {why.queue!r} allows the next job {_due(why)}"
-    ),
-    "concurrency_full": lambda why: _ahead(
-        why, f"queue {why.queue!r} has reached its concurrency limit of {why.limit}"
-    ),
-    "too_heavy": lambda why: (
-        f"it needs {why.weight} slots of queue {why.queue!r}, of which {why.free} are free"
-    ),
-    "limiter_rate": lambda why: _ahead(
-        why,
-        f"the rate limit of limiter {why.limiter!r} allows the next job {_due(why)}",
-    ),
-    "limiter_full": lambda why: _ahead(
-        why,
-        f"limiter {why.limiter!r} has {why.free} of {why.limit} slots free; it needs {why.weight}",
-    ),
-    "workers_busy": lambda why: _ahead(why, "all workers that could run it are busy"),
-    "waiting_turn": lambda why: _ahead(why, "it can start at any time"),
-}
-"""Reasons why a job has not started, by verdict of `djqueue.core.explain`."""
+def _evidence(why: Explanation) -> Iterator[str]:
+    if why.unmet:
+        listed = (f"{job.id!r} of queue {job.queue!r} ({job.state or 'unknown'})" for job in why.unmet)
+        yield f"They are {', '.join(listed)}."
+    if why.until is not None:
+        yield f"It can start at {to_datetime(why.until).isoformat(timespec='seconds')}."
+    if why.before:
+        count = f"{why.before:,}" + (" or more" if why.before >= MAX_BEFORE else "")
+        yield f"{count} {'job is' if why.before == 1 else 'jobs are'} ahead of it."
 
 
 class StorageResultReader(ResultReader):

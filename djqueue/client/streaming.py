@@ -23,7 +23,7 @@ from .steps import LoopSignal, Signal, Step, Steps, in_thread
 from .transactions import When, acheck_waiting, check_waiting, refuse_uncommitted
 
 ON_RESTART = ("raise", "continue")
-NEWS = ENDINGS | {"item", "active"}
+NEWS = ENDINGS | {"item", "started"}
 """Events after which items may be available."""
 
 Wait = float | timedelta | None

@@ -1,5 +1,5 @@
-"""Calls that may hang: one deadline for everything that a call does, in all layers and round trips, and a
-circuit breaker for a server that misses deadlines.
+"""Calls that may hang or fail: one deadline for everything that a call does, in all layers and round trips,
+pauses that grow while tries fail, and a circuit breaker for a server that misses deadlines.
 """
 
 import random
@@ -41,6 +41,35 @@ def remaining(limit: float) -> float:
     return min(limit, max(0, until - SYSTEM_CLOCK.monotonic()) / 1_000)
 
 
+class GrowingPause:
+    """The pause before the next try, which doubles with each failure.
+
+    Args:
+        first: the shortest pause, in the caller's unit.
+        longest: the longest pause.
+    """
+
+    __slots__ = ("_first", "_longest", "failures", "length")
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._first = first
+        self._longest = longest
+        self.failures = 0
+        """Tries that have failed since the last one that succeeded."""
+        self.length = 0.0
+        """The current pause; 0 if the last try succeeded."""
+
+    def failed(self) -> float:
+        """Return the pause after a try that has failed."""
+        self.failures += 1
+        self.length = min(2 * self.length, self._longest) or self._first
+        return self.length
+
+    def succeeded(self) -> None:
+        """Let the next failure count as the first one."""
+        self.failures, self.length = 0, 0.0
+
+
 FIRST_PAUSE = 500
 """Milliseconds until the first probe of a server that missed a deadline, doubled for each further one."""
 LONGEST_PAUSE = 4_000
@@ -72,7 +101,7 @@ class CircuitBreaker:
         self._jitter = jitter
         self._lock = threading.Lock()
         self._outage: Outage | None = None
-        self._pause = FIRST_PAUSE
+        self._pause = GrowingPause(FIRST_PAUSE, LONGEST_PAUSE)
         self._next_probe = 0
         self._is_probing = False
 
@@ -106,18 +135,17 @@ class CircuitBreaker:
         with self._lock:
             self._outage = None
             self._is_probing = False
-            self._pause = FIRST_PAUSE
+            self._pause.succeeded()
 
     def failed(self, reason: str) -> None:
         """Record that the server missed a deadline."""
         with self._lock:
+            if self._outage is None or self._is_probing:
+                self._pause.failed()
             if self._outage is None:
                 self._outage = Outage(self._clock.now(), reason)
-                self._pause = FIRST_PAUSE
-            elif self._is_probing:
-                self._pause = min(2 * self._pause, LONGEST_PAUSE)
             self._is_probing = False
-            self._next_probe = self._clock.monotonic() + int(self._pause * self._jitter())
+            self._next_probe = self._clock.monotonic() + int(self._pause.length * self._jitter())
 
     def gave_up(self) -> None:
         """Record that a probe ended without an answer and without a missed deadline."""

@@ -22,9 +22,11 @@
     ├── JobError                        an operation on a job failed
     │   ├── JobNotFoundError
     │   ├── JobCancelledError
-    │   ├── JobTimeoutError (TimeoutError)
+    │   ├── ResultTimeoutError (TimeoutError)   a caller's wait is over; the job continues
+    │   ├── JobTimeoutError (TimeoutError)      the job exceeded its timeout or its ttl
     │   ├── WorkerCrashedError          ... because its process died
-    │   ├── JobMemoryLimitError (MemoryError)
+    │   ├── JobLimitError               ... because it exceeded a limit of its process
+    │   │   └── JobMemoryLimitError (MemoryError)
     │   ├── StreamRestartedError
     │   └── JobFailedError
     │       └── MaxRetriesError
@@ -186,8 +188,14 @@ class JobCancelledError(JobError):
     code = "job_cancelled"
 
 
+class ResultTimeoutError(JobError, TimeoutError):
+    """The job did not end while the caller waited, and continues."""
+
+    code = "result_timeout"
+
+
 class JobTimeoutError(JobError, TimeoutError):
-    """The job, or a call that waited for the job, exceeded its time limit."""
+    """The job ran longer than its timeout, or did not start within its ttl."""
 
     code = "job_timeout"
 
@@ -198,7 +206,13 @@ class WorkerCrashedError(JobError):
     code = "worker_crashed"
 
 
-class JobMemoryLimitError(JobError, MemoryError):
+class JobLimitError(JobError):
+    """The job exceeded a limit of its process, such as its processor time."""
+
+    code = "job_limit"
+
+
+class JobMemoryLimitError(JobLimitError, MemoryError):
     """The job used more memory than its limit."""
 
     code = "job_memory_limit"

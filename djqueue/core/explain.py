@@ -1,6 +1,6 @@
 """Why a job is not running: one verdict with its evidence, decided from a storage's facts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .states import PENDING, State
@@ -30,6 +30,11 @@ class BlockingJob(NamedTuple):
     """Its queue, if that is not the waiting job's."""
 
 
+def gettext_noop(text: str) -> str:
+    """Mark a text that the dashboard translates."""
+    return text
+
+
 class Verdict(NamedTuple):
     """A reason why a job does not run."""
 
@@ -37,50 +42,102 @@ class Verdict(NamedTuple):
     meaning: str
     evidence: tuple[str, ...]
     """The fields of an explanation that show it."""
+    sentence: str
+    """Text about one job, with fields of its explanation; empty if the job is running or has finished."""
 
 
 VERDICTS = (
-    Verdict("not_pending", "the job is running or has finished", ("state",)),
+    Verdict("not_pending", "the job is running or has finished", ("state",), ""),
     Verdict(
         "lease_of_dead_worker",
         "the worker that ran the job has died, and the lease has not expired yet",
         ("worker", "until"),
+        gettext_noop("Worker %(worker)s has stopped responding. The job is retried when the lease expires."),
     ),
-    Verdict("paused", "the queue is paused", ()),
-    Verdict("group_paused", "the group is paused", ("group",)),
-    Verdict("delayed", "the job is not due yet", ("until",)),
-    Verdict("blocked", "the job has unfinished dependencies", ("unmet",)),
-    Verdict("no_worker", "no live worker serves the queue", ()),
-    Verdict("no_handler", "no live worker of the queue has a handler for the job", ("workers",)),
-    Verdict("group_rate", "the group has reached its rate limit", ("group", "until")),
+    Verdict(
+        "paused",
+        "the queue is paused",
+        (),
+        gettext_noop("The queue is paused. No job starts until the queue is resumed."),
+    ),
+    Verdict("group_paused", "the group is paused", ("group",), gettext_noop("Group %(group)s is paused.")),
+    Verdict("delayed", "the job is not due yet", ("until",), gettext_noop("The job is scheduled for later.")),
+    Verdict(
+        "blocked",
+        "the job has unfinished dependencies",
+        ("unmet",),
+        gettext_noop("The job waits for unfinished dependencies."),
+    ),
+    Verdict(
+        "no_worker",
+        "no live worker serves the queue",
+        (),
+        gettext_noop("No live worker serves the queue. Start one with manage.py runworkers."),
+    ),
+    Verdict(
+        "no_handler",
+        "no live worker of the queue has a handler for the job",
+        ("workers",),
+        gettext_noop(
+            "No live worker of the queue has a handler for %(name)s. Deploy the code that defines the job."
+        ),
+    ),
+    Verdict(
+        "group_rate",
+        "the group has reached its rate limit",
+        ("group", "until"),
+        gettext_noop("Group %(group)s has reached its rate limit."),
+    ),
     Verdict(
         "group_busy",
         "the group has reached its concurrency limit",
         ("group", "limit", "holders", "before"),
+        gettext_noop("Group %(group)s has reached its concurrency limit of %(limit)s."),
     ),
-    Verdict("behind_rate", "the queue has reached its rate limit", ("until", "before")),
+    Verdict(
+        "behind_rate",
+        "the queue has reached its rate limit",
+        ("until", "before"),
+        gettext_noop("The queue has reached its rate limit."),
+    ),
     Verdict(
         "concurrency_full",
         "the queue has reached its concurrency limit",
         ("limit", "holders", "before"),
+        gettext_noop("The queue has reached its concurrency limit of %(limit)s."),
     ),
     Verdict(
         "too_heavy",
         "the job needs more of the queue's slots than are free",
         ("weight", "free", "holders"),
+        gettext_noop("The job needs %(weight)s slots; the queue has %(free)s free."),
     ),
     Verdict(
         "limiter_rate",
         "the shared limiter has reached its rate limit",
         ("limiter", "until", "before"),
+        gettext_noop("The shared limiter %(limiter)s has reached its rate limit."),
     ),
     Verdict(
         "limiter_full",
         "the job needs more of the shared limiter's slots than are free",
         ("limiter", "limit", "weight", "free", "holders", "before"),
+        gettext_noop(
+            "The shared limiter %(limiter)s has %(free)s of %(limit)s slots free; the job needs %(weight)s."
+        ),
     ),
-    Verdict("workers_busy", "no worker that could run the job has a free slot", ("workers", "before")),
-    Verdict("waiting_turn", "other jobs are ahead, or the job is about to start", ("before",)),
+    Verdict(
+        "workers_busy",
+        "no worker that could run the job has a free slot",
+        ("workers", "before"),
+        gettext_noop("Every worker that can run the job is busy. Add slots or workers."),
+    ),
+    Verdict(
+        "waiting_turn",
+        "other jobs are ahead, or the job is about to start",
+        ("before",),
+        gettext_noop("The job is about to start."),
+    ),
 )
 """Verdicts in the order in which they are checked: those that need an action come before those that pass by
 themselves.
@@ -89,8 +146,8 @@ First the pauses of queue and group; then what the job itself waits for; whether
 of the group before the queue before the shared limiter; its turn.
 """
 
-MEANINGS = {verdict.word: verdict.meaning for verdict in VERDICTS}
-"""Meanings of the verdicts by word."""
+BY_WORD = {verdict.word: verdict for verdict in VERDICTS}
+AHEAD = gettext_noop("Other jobs are ahead.")
 
 
 class Facts(NamedTuple):
@@ -174,6 +231,18 @@ class Explanation(NamedTuple):
     """Number of jobs before it; 10,000 stands for that many or more."""
     limiter: str | None = None
     """Limiter that several queues share."""
+
+
+def sentence(explanation: Explanation, translate: Callable[[str], str] = str) -> str:
+    """Return an explanation as text; empty if the job is running or has finished, or for an unknown verdict.
+
+    The time at which the reason may end, the jobs ahead and the dependencies are not part of it.
+    """
+    verdict = BY_WORD.get(explanation.verdict)
+    text = "" if verdict is None else verdict.sentence
+    if explanation.verdict == "waiting_turn" and explanation.before:
+        text = AHEAD
+    return text and translate(text) % explanation._asdict()
 
 
 def decide(facts: Facts, workers: Sequence[WorkerInfo]) -> Explanation:

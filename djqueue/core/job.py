@@ -138,7 +138,7 @@ class EnqueueResult(NamedTuple):
         Raises:
             JobFailedError: The job failed.
             JobCancelledError: The job was cancelled.
-            JobTimeoutError: The timeout expired; the job continues.
+            ResultTimeoutError: The timeout expired; the job continues.
             JobNotFoundError: The job, or its result, is no longer kept.
         """
         return _result_reader().wait(self, timeout)
@@ -409,7 +409,7 @@ class DeadLetterRecord(NamedTuple):
     id: str
     reason: str
     """explicit_fail | max_attempts_exceeded | timeout | stalled | ttl_expired | worker_lost |
-    worker_crashed | memory_limit | dependency_failed | enqueue_rejected | invalid_payload |
+    worker_crashed | memory_limit | cpu_limit | dependency_failed | enqueue_rejected | invalid_payload |
     invalid_result | unknown"""
     entered_at: int
     expires_at: int
@@ -459,6 +459,7 @@ DEAD_LETTER_REASONS = (
     "worker_lost",
     "worker_crashed",
     "memory_limit",
+    "cpu_limit",
     "dependency_failed",
     REJECTED,
     "invalid_payload",

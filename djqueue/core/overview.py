@@ -14,13 +14,13 @@ class Totals(NamedTuple):
     """
 
     enqueued: int = 0
-    """Jobs added to the queue by an enqueue or a move (`queued`)."""
+    """Jobs added to the queue by an enqueue or a move."""
     started: int = 0
-    """Attempts started (`active`)."""
+    """Attempts started."""
     completed: int = 0
     """Jobs completed."""
     retried: int = 0
-    """Failed attempts that are retried (`failing`)."""
+    """Failed attempts that are retried."""
     failed: int = 0
     """Jobs that became dead letters."""
     cancelled: int = 0

@@ -48,9 +48,9 @@ def _row(name: str, source: State, targets: str, event: str) -> Transition:
 
 
 TRANSITIONS: tuple[Transition, ...] = (
-    _row("claim", State.WAITING, "active", "active"),
+    _row("claim", State.WAITING, "active", "started"),
     _row("complete", State.ACTIVE, "completed", "completed"),
-    _row("retry", State.ACTIVE, "waiting delayed", "failing"),
+    _row("retry", State.ACTIVE, "waiting delayed", "retried"),
     _row("release", State.ACTIVE, "waiting delayed", "released"),
     _row("stall", State.ACTIVE, "waiting failed", "stalled"),
     _row("fail", State.ACTIVE, "failed", "failed"),
@@ -62,14 +62,14 @@ TRANSITIONS: tuple[Transition, ...] = (
     _row("expire", State.DELAYED, "failed", "failed"),
     _row("expire", State.BLOCKED, "failed", "failed"),
     _row("promote", State.DELAYED, "waiting", "promoted"),
-    _row("reschedule", State.WAITING, "waiting delayed", "delayed"),
-    _row("reschedule", State.DELAYED, "waiting delayed", "delayed"),
+    _row("reschedule", State.WAITING, "waiting delayed", "rescheduled"),
+    _row("reschedule", State.DELAYED, "waiting delayed", "rescheduled"),
     _row("unblock", State.BLOCKED, "waiting delayed", "unblocked"),
     _row("dependency_failed", State.BLOCKED, "failed", "failed"),
     _row("dependency_failed", State.BLOCKED, "cancelled", "cancelled"),
-    _row("retry_dead", State.FAILED, "waiting blocked", "retried"),
-    _row("enqueue", State.FAILED, "waiting delayed blocked", "queued"),
-    _row("enqueue", State.CANCELLED, "waiting delayed blocked", "queued"),
+    _row("retry_dead", State.FAILED, "waiting blocked", "requeued"),
+    _row("enqueue", State.FAILED, "waiting delayed blocked", "enqueued"),
+    _row("enqueue", State.CANCELLED, "waiting delayed blocked", "enqueued"),
 )
 
 _ALLOWED = {(row.name, row.source, target) for row in TRANSITIONS for target in row.targets}

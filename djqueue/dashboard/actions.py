@@ -5,7 +5,7 @@ The storage responds for each job. Workers perform deletions after a delay in wh
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,17 +17,25 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.core.options import MAX_INTEGER
-from djqueue.core.states import State
 from djqueue.core.units import to_milliseconds
 from djqueue.dashboard import audit, reading, rights, tables
 from djqueue.dashboard.site import CONVERTER, Crumb, DashboardSite
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import BulkKind, BulkOperation, BulkState
-from djqueue.operations import actions, bulk
-from djqueue.storage.base import Storage
+from djqueue.operations import bulk
+from djqueue.storage.actions import CANCEL, PROMOTE, RETRY, Action
 
-Answers = list[str]
-"""One answer per job: a key of `JobAction.done`, or of `REFUSALS`."""
+DONE = {
+    "cancelled": ngettext_lazy("%d job was cancelled.", "%d jobs were cancelled."),
+    "requested": ngettext_lazy("%d active job was asked to stop.", "%d active jobs were asked to stop."),
+    "promoted": ngettext_lazy("%d job is ready to run.", "%d jobs are ready to run."),
+    "retried": ngettext_lazy("%d job will be retried.", "%d jobs will be retried."),
+    "blocked_again": ngettext_lazy(
+        "%d job is blocked until its dependencies complete.",
+        "%d jobs are blocked until their dependencies complete.",
+    ),
+}
+"""Messages with the number of jobs, by successful answer."""
 REFUSALS = {
     "waiting": gettext_lazy("%d waiting"),
     "delayed": gettext_lazy("%d delayed"),
@@ -56,21 +64,8 @@ SELECT id, kind, state FROM djqueue_bulk_operation WHERE state IN (%s, %s) ORDER
 """Selects open operations, deletions and others."""
 MAX_SELECTED = 200
 """Maximum jobs of one request, more than a page lists."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobAction:
-    """An action that the storage performs on jobs of one queue.
-
-    Attributes:
-        call: Performs the action on the jobs of a queue, and returns their answers.
-        legal: Whether the action may succeed for jobs in a state.
-        done: Messages with the number of jobs, by successful answer.
-    """
-
-    call: Callable[[Storage, str, Sequence[str]], Answers]
-    legal: Callable[[State], bool]
-    done: dict[str, Any]
+IMMEDIATE = (RETRY, PROMOTE, CANCEL)
+"""Actions without an undo period. Their pages have their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,43 +133,6 @@ class RateForm(forms.Form):
     expected = forms.IntegerField(
         required=False, min_value=0, max_value=MAX_INTEGER, widget=forms.HiddenInput
     )
-
-
-CANCEL = JobAction(
-    call=actions.CANCEL.call,
-    legal=actions.CANCEL.is_legal,
-    done={
-        "cancelled": ngettext_lazy("%d job was cancelled.", "%d jobs were cancelled."),
-        "requested": ngettext_lazy("%d active job was asked to stop.", "%d active jobs were asked to stop."),
-    },
-)
-PROMOTE = JobAction(
-    call=actions.PROMOTE.call,
-    legal=actions.PROMOTE.is_legal,
-    done={"promoted": ngettext_lazy("%d job is ready to run.", "%d jobs are ready to run.")},
-)
-RETRY = JobAction(
-    call=actions.RETRY.call,
-    legal=actions.RETRY.is_legal,
-    done={
-        "retried": ngettext_lazy("%d job will be retried.", "%d jobs will be retried."),
-        "blocked_again": ngettext_lazy(
-            "%d job is blocked until its dependencies complete.",
-            "%d jobs are blocked until their dependencies complete.",
-        ),
-    },
-)
-REMOVE = JobAction(
-    call=actions.REMOVE.call,
-    legal=actions.REMOVE.is_legal,
-    done={"removed": ngettext_lazy("%d job was deleted.", "%d jobs were deleted.")},
-)
-IMMEDIATE = (
-    ("retry", RETRY, rights.RETRY),
-    ("promote", PROMOTE, rights.EDIT),
-    ("cancel", CANCEL, rights.CANCEL),
-)
-"""Actions without an undo period: the page of each, and the required permission."""
 
 
 def refusals(counts: Mapping[str, int]) -> list[str]:
@@ -245,7 +203,7 @@ def selected_jobs(request: HttpRequest) -> dict[str, list[str]]:
     return selected
 
 
-def act_on_selection(request: HttpRequest, page: str, action: JobAction) -> None:
+def act_on_selection(request: HttpRequest, page: str, action: Action) -> None:
     """Apply an action to each selected job, show the outcome, and record it, one row per queue."""
     answers: Counter[str] = Counter()
     for queue, ids in selected_jobs(request).items():
@@ -257,7 +215,7 @@ def act_on_selection(request: HttpRequest, page: str, action: JobAction) -> None
         answers.update(queue_answers)
     for answer, count in answers.items():
         if answer in action.done:
-            messages.success(request, action.done[answer] % count)
+            messages.success(request, DONE[answer] % count)
         else:
             why = refusals({answer: count})[0]
             messages.warning(request, _("Skipped: %(why)s.") % {"why": why})

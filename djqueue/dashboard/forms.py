@@ -1,6 +1,5 @@
 """Form fields for times and JSON, and checks of values that no storage or function accepts."""
 
-import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from djqueue.client import registry
+from djqueue.core.errors import ArgumentsError
 from djqueue.core.states import State
 from djqueue.dashboard import jsontext
 from djqueue.dashboard.jsontext import Draft, MalformedError
@@ -134,9 +134,9 @@ def check_hidden(form: forms.BaseForm) -> None:
 def check_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raise ValidationError if the function of a registered job does not accept the arguments."""
     try:
-        inspect.signature(registry.get(name).function).bind(*args, **kwargs)
-    except TypeError as error:
-        message = _("The job does not accept these arguments: %(error)s.")
+        registry.check_arguments(name, [{"args": args, "kwargs": kwargs}])
+    except ArgumentsError as error:
+        message = _("The job does not accept these arguments: %(error)s")
         raise ValidationError(message, params={"error": error}) from None
 
 

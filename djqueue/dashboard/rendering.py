@@ -17,8 +17,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from djqueue.conf import RATE_UNITS
+from djqueue.core import explain
 from djqueue.core.errors import OptionError, SerializationError
-from djqueue.core.explain import BlockingJob, Dependency, Explanation
+from djqueue.core.explain import MAX_BEFORE, BlockingJob, Dependency, Explanation
 from djqueue.core.job import JobFailure
 from djqueue.core.policies import Rate
 from djqueue.core.states import PENDING
@@ -41,6 +42,7 @@ REASONS = {
     "worker_lost": gettext_lazy("worker lost"),
     "worker_crashed": gettext_lazy("process crashed"),
     "memory_limit": gettext_lazy("too much memory"),
+    "cpu_limit": gettext_lazy("too much processor time"),
     "dependency_failed": gettext_lazy("dependency failed"),
     "enqueue_rejected": gettext_lazy("rejected by a bulk write"),
     "invalid_payload": gettext_lazy("invalid payload"),
@@ -72,32 +74,6 @@ FRAME = re.compile(r'  File "(?P<path>[^"]+)", line \d+')
 LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3[^/\\]*[/\\]|^<")
 """Paths of installed packages, of Python's own modules, and of frames without a file."""
 FRAMES_CUT = "  …"
-EXPLANATIONS = {
-    "lease_of_dead_worker": gettext_lazy(
-        "Worker %(worker)s has stopped responding. The job is retried when the lease expires."
-    ),
-    "paused": gettext_lazy("The queue is paused. No job starts until the queue is resumed."),
-    "group_paused": gettext_lazy("Group %(group)s is paused."),
-    "delayed": gettext_lazy("The job is scheduled for later."),
-    "blocked": gettext_lazy("The job waits for unfinished dependencies."),
-    "no_worker": gettext_lazy("No live worker serves the queue. Start one with manage.py runworkers."),
-    "no_handler": gettext_lazy(
-        "No live worker of the queue has a handler for %(name)s. Deploy the code that defines the job."
-    ),
-    "group_rate": gettext_lazy("Group %(group)s has reached its rate limit."),
-    "group_busy": gettext_lazy("Group %(group)s has reached its concurrency limit of %(limit)s."),
-    "behind_rate": gettext_lazy("The queue has reached its rate limit."),
-    "limiter_rate": gettext_lazy("The shared limiter %(limiter)s has reached its rate limit."),
-    "limiter_full": gettext_lazy(
-        "The shared limiter %(limiter)s has %(free)s of %(limit)s slots free; the job needs %(weight)s."
-    ),
-    "concurrency_full": gettext_lazy("The queue has reached its concurrency limit of %(limit)s."),
-    "too_heavy": gettext_lazy("The job needs %(weight)s slots; the queue has %(free)s free."),
-    "workers_busy": gettext_lazy("Every worker that can run the job is busy. Add slots or workers."),
-    "waiting_turn": gettext_lazy("The job is about to start."),
-}
-"""Sentences by verdict. Active and finished jobs have none."""
-MANY_AHEAD = 10_000
 
 
 class ProgressValue(NamedTuple):
@@ -346,7 +322,7 @@ def app_frames(text: str) -> str | None:
     return "\n".join(shown) if kept and cut else None
 
 
-def explain(explanation: Explanation | None, sees: Callable[[str], bool]) -> ShownExplanation | None:
+def explained(explanation: Explanation | None, sees: Callable[[str], bool]) -> ShownExplanation | None:
     """Return an explanation as text; None if there is nothing to explain.
 
     Args:
@@ -354,14 +330,12 @@ def explain(explanation: Explanation | None, sees: Callable[[str], bool]) -> Sho
     """
     if explanation is None or explanation.verdict == "not_pending":
         return None
-    template = EXPLANATIONS.get(explanation.verdict)
-    sentence = str(template) % explanation._asdict() if template is not None else explanation.verdict
+    sentence = explain.sentence(explanation, _) or explanation.verdict
     before = ""
     if explanation.before:
-        sentence = _("Other jobs are ahead.") if explanation.verdict == "waiting_turn" else sentence
         ahead = ngettext("%(count)d job is ahead", "%(count)d jobs are ahead", explanation.before)
         before = ahead % {"count": explanation.before}
-        if explanation.before >= MANY_AHEAD:
+        if explanation.before >= MAX_BEFORE:
             before = _("10,000 or more jobs are ahead")
     holders = tuple(one for one in explanation.holders if not one.queue or sees(one.queue))
     unmet = tuple(one for one in explanation.unmet if sees(one.queue))

@@ -6,10 +6,11 @@ The last page of a list is as fast as the first.
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from django.db import DEFAULT_DB_ALIAS, connections, router
+from django.db import connections
 from django.db.models import Model, QuerySet
 
-from djqueue.conf import get_settings
+from djqueue.client import get_storage
+from djqueue.operations import sweeps
 
 M = TypeVar("M", bound=Model)
 PAGE_LENGTH = 50
@@ -33,10 +34,7 @@ class KeysetPage(NamedTuple):
 
 def alias_of(model: type[Model]) -> str:
     """Return the alias, in DATABASES, of the database with a table."""
-    chosen = get_settings().storage_options.get("database")
-    if isinstance(chosen, str) and chosen in connections:
-        return chosen
-    return router.db_for_read(model) or DEFAULT_DB_ALIAS
+    return sweeps.alias_of(get_storage(), model)
 
 
 def select(model: type[Model], sql: str, params: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:

@@ -159,7 +159,7 @@ class Dashboard(models.Model):
             ("edit_job", "Can edit the arguments, time and priority of jobs"),
             ("pause_queue", "Can pause and resume queues and groups"),
             ("configure_queue", "Can set limits of queues, groups and limiters"),
-            ("drain_queue", "Can drain, clean and obliterate queues"),
+            ("clear_queue", "Can clear, clean and obliterate queues"),
             ("manage_dlq", "Can retry and delete dead letters in bulk"),
             ("manage_cron", "Can add, change, run and delete schedules"),
             ("control_worker", "Can quiet, stop and inspect workers"),

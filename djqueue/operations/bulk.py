@@ -22,9 +22,8 @@ from djqueue.core.errors import OptionError
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.models import BulkKind, BulkOperation, BulkState
+from djqueue.storage.actions import CANCEL, DONE, PROMOTE, REMOVE, RETRY, Action
 from djqueue.storage.base import Storage
-
-from .actions import CANCEL, DONE, PROMOTE, REMOVE, RETRY, Action
 
 logger = logging.getLogger("djqueue.bulk")
 

@@ -19,7 +19,7 @@ from djqueue.conf import HealthSettings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import within
 from djqueue.core.errors import ConfigurationError, DjqueueError
-from djqueue.core.explain import MEANINGS
+from djqueue.core.explain import BY_WORD
 from djqueue.core.messages import in_one_line, numbered
 from djqueue.core.metrics import MINUTE
 from djqueue.core.overview import Finding, Overview, QueueOverview
@@ -211,7 +211,7 @@ def slow_queues(facts: HealthFacts) -> Iterator[tuple[QueueOverview, str]]:
     for queue in facts.overdue():
         for verdict in _verdicts(facts, queue):
             if verdict not in ("waiting_turn", "no_worker", "no_handler"):
-                yield queue, MEANINGS[verdict]
+                yield queue, BY_WORD[verdict].meaning
                 break
 
 

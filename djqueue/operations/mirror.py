@@ -15,6 +15,7 @@ from django.db import DataError, Error, connections, router
 
 from djqueue import models
 from djqueue.core.clock import Clock
+from djqueue.core.deadlines import GrowingPause
 from djqueue.core.errors import ConfigurationError, DjqueueError, SerializationError, StorageError
 from djqueue.core.messages import in_one_line
 from djqueue.core.states import State
@@ -295,6 +296,7 @@ class Mirror:
     def run(self, stop: Event) -> None:
         """Copy changes until `stop` is set, and then the remaining ones. Errors are logged, not raised."""
         pace, pause = CopyThrottle(stop), self._pause(stop)
+        retry = GrowingPause(FIRST_RETRY, LAST_RETRY)
 
         def between() -> None:
             pace.rest()
@@ -302,7 +304,7 @@ class Mirror:
                 pace.begin()
 
         self._copying.between = between
-        copied = failures = 0
+        copied = 0
         try:
             while not stop.is_set():
                 try:
@@ -312,13 +314,12 @@ class Mirror:
                     copied = self.copy_once()
                 except Exception as error:
                     copied = 0
-                    self._failed(error, failures)
-                    pace.wait(min(FIRST_RETRY * 2**failures, LAST_RETRY))
-                    failures += 1
+                    self._failed(error, retry.failures)
+                    pace.wait(retry.failed())
                     continue
-                if failures:
+                if retry.failures:
                     logger.warning("Mirroring resumed.")
-                failures = 0
+                retry.succeeded()
                 if not self._is_behind:
                     if self._lease.number:
                         pause.caught_up(round_began)

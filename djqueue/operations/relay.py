@@ -12,6 +12,7 @@ from django.db import Error, connections, router, transaction
 from django.db.models import QuerySet
 
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.deadlines import GrowingPause
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Batch
 from djqueue.core.messages import in_one_line
@@ -131,21 +132,18 @@ class Relay:
 
     def run(self, stop: Event) -> None:
         """Send jobs until `stop` is set. Errors are logged, not raised."""
-        wait = FIRST_RETRY
-        is_failing = False
+        retry = GrowingPause(FIRST_RETRY, LAST_RETRY)
         try:
             while not stop.is_set():
                 try:
                     count = self.relay_once()
                 except Exception as error:
-                    self._failed(error, again=is_failing)
-                    is_failing = True
-                    stop.wait(wait)
-                    wait = min(2 * wait, LAST_RETRY)
+                    self._failed(error, again=retry.failures > 0)
+                    stop.wait(retry.failed())
                     continue
-                if is_failing:
+                if retry.failures:
                     logger.warning("The outbox relay resumed.")
-                is_failing, wait = False, FIRST_RETRY
+                retry.succeeded()
                 if count < PAGE:
                     self._woken.wait(IDLE)
                     self._woken.clear()

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from djqueue.core.clock import Clock
+from djqueue.core.deadlines import GrowingPause
 from djqueue.core.job import Claimed, ClaimRequest, Claims, Finished, Outcome
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
@@ -122,7 +123,7 @@ class ClaimLoop:
         self._attempt_count = attempt_count
         self._started = 0 if attempt_count is None else attempt_count.read()
         """Attempts started, without those released: what counts toward `max_jobs`."""
-        self._retry = 0.0
+        self._retry = GrowingPause(FIRST_RETRY, LAST_RETRY)
         """Seconds until the next try; 0 while the storage answers."""
         self._wait: int | None = None
         """Milliseconds after which the next claim may find a job, if the storage knows."""
@@ -148,7 +149,7 @@ class ClaimLoop:
             else:
                 self._begin_exchanges()
             self._stop_at_max_jobs()
-            is_ready = exchange is not None and self._runs.ended and not self._retry
+            is_ready = exchange is not None and self._runs.ended and not self._retry.length
             if is_ready and (self._is_distant or monotonic() < burst_end):
                 # Waiting for a reply has let the loop's other tasks run; a storage in this process does not.
                 self._wake_event.clear_endings()
@@ -165,7 +166,7 @@ class ClaimLoop:
 
     def _begin_exchanges(self) -> None:
         """Begin as many exchanges as possible; only one if the storage was just unavailable."""
-        while len(self._exchanges) < self._max_in_flight and not (self._retry and self._exchanges):
+        while len(self._exchanges) < self._max_in_flight and not (self._retry.length and self._exchanges):
             exchange = self._next_exchange()
             if exchange is None:
                 return
@@ -232,7 +233,7 @@ class ClaimLoop:
             outcomes = [run.outcome for run in exchange.ended if run.outcome is not None]
             finished = await self._storage.afinish(outcomes, exchange.request)
         except Exception as error:
-            self._retry = self._next_retry()
+            self._retry.failed()
             self._events.storage_failed(WORK, error)
             return
         finally:
@@ -240,10 +241,13 @@ class ClaimLoop:
             self._claims_only -= request is not None and not ended
             if request is not None:
                 self._requested -= request.slots
-        if self._retry:
+        if self._retry.length:
             self._events.storage_worked(WORK)
         # Outcomes that were left out are tried again after a while.
-        self._retry = 0.0 if len(exchange.ended) + len(locked) == len(ended) else self._next_retry()
+        if len(exchange.ended) + len(locked) == len(ended):
+            self._retry.succeeded()
+        else:
+            self._retry.failed()
         for run in locked:
             self._report_later(run, self._clock.monotonic())
         self._take_answers(exchange.ended, finished)
@@ -273,9 +277,6 @@ class ClaimLoop:
             return ClaimExchange(ended, request._replace(slots=slots) if request and slots > 0 else None), []
         ended = [run for run in exchange.ended if run not in locked]
         return exchange._replace(ended=ended), [run for run in exchange.ended if run in locked]
-
-    def _next_retry(self) -> float:
-        return min(max(FIRST_RETRY, self._retry * 2), LAST_RETRY)
 
     def _take_answers(self, ended: list[Run], finished: Finished) -> None:
         now = self._clock.monotonic()
@@ -422,8 +423,8 @@ class ClaimLoop:
             self._broken.result()
         if self._is_done():
             return
-        if self._retry:
-            await self._wake_event.sleep(self._jittered(self._retry), WakeOn.STOP)
+        if self._retry.length:
+            await self._wake_event.sleep(self._jittered(self._retry.length), WakeOn.STOP)
         elif self._events.is_behind:
             await self._wake_event.sleep(CATCH_UP, WakeOn.STOP)
         elif self._free_slots() <= 0 or len(self._exchanges) == self._max_in_flight:

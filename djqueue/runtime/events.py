@@ -17,9 +17,8 @@ from djqueue.core.workers import Unhandled
 from djqueue.signals import (
     job_cancelled,
     job_completed,
-    job_dead,
     job_failed,
-    job_retrying,
+    job_retried,
     job_started,
 )
 
@@ -129,10 +128,8 @@ class RunEvents:
             _error_text(outcome),
             error=run.error,
         )
-        if job_failed.receivers:
-            self._announce(job_failed, run, error=outcome.error)
-        if job_retrying.receivers:
-            self._announce(job_retrying, run, error=outcome.error, delay=delay)
+        if job_retried.receivers:
+            self._announce(job_retried, run, error=outcome.error, delay=delay)
 
     def failed(self, run: Run) -> None:
         """Record that a job failed permanently and is now a dead letter."""
@@ -147,10 +144,7 @@ class RunEvents:
             error=run.error,
         )
         if job_failed.receivers:
-            self._announce(job_failed, run, error=outcome.error)
-        if job_dead.receivers:
-            about = {"reason": outcome.reason, "error": outcome.error}
-            self._send_signal(job_dead, run.claimed.name, **_of_job(run), **about)
+            self._announce(job_failed, run, reason=outcome.reason, error=outcome.error)
 
     def cancelled(self, run: Run) -> None:
         """Record that a job ended as cancelled."""

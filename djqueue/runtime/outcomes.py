@@ -65,7 +65,8 @@ def next_delay(
 ) -> int:
     """Return the milliseconds until the next attempt.
 
-    The handler's own delay comes first, then the backoff of the job, then that of its job type.
+    The delay that the handler asks for comes first, then the job type's backoff function unless the caller
+    gave the job a backoff of its own, and then the backoff in the job's options.
 
     on_bad: Called if a delay or backoff function is not valid; the job's backoff options are used instead.
     """

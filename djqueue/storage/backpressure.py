@@ -15,7 +15,7 @@ from .facets import EventHandler, Events
 
 LOOK_EVERY = 1.0
 """Seconds between attempts, in case an event was lost with a connection."""
-MAKING_ROOM = frozenset({"active", "cancelled", "failed", "removed"})
+MAKING_ROOM = frozenset({"cancelled", "failed", "removed", "started"})
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -3,8 +3,9 @@
 import pytest
 
 import djqueue
-from djqueue import ArgumentsError, JobType, OptionError, Queue, job
+from djqueue import JobType, Queue, job
 from djqueue.core.errors import DjqueueError, JobNameError
+from djqueue.errors import ArgumentsError, OptionError
 
 
 def pay(order_id, *, twice=False):

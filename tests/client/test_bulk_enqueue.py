@@ -4,9 +4,10 @@ from decimal import Decimal
 
 import pytest
 
-from djqueue import ArgumentsError, Queue, SerializationError, job
+from djqueue import Queue, job
 from djqueue.codecs import MSGPACK, decode, encode, get_calls_encoder
 from djqueue.core.errors import PayloadTooLargeError
+from djqueue.errors import ArgumentsError, SerializationError
 
 CHUNK = 1_000
 

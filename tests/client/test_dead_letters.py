@@ -5,11 +5,12 @@ from functools import partial
 
 import pytest
 
-from djqueue import OptionError, Queue
+from djqueue import Queue
 from djqueue.client import deadletters
 from djqueue.client import queue as queues
 from djqueue.client.deadletters import MovedDead, RetriedDead
 from djqueue.core.job import JobFailure
+from djqueue.errors import OptionError
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import a_failed_job, a_waiting_job, claim, claim_one, failing, finish

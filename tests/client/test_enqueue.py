@@ -7,15 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from djqueue import (
-    EnqueueResult,
-    OptionError,
-    PayloadTooLargeError,
-    Queue,
-    SerializationError,
-    State,
-    job,
-)
+from djqueue import EnqueueResult, Queue, State, job
+from djqueue.errors import OptionError, PayloadTooLargeError, SerializationError
 from djqueue.testing.factories import claim_one, completing, failing, finish
 
 

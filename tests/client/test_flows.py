@@ -2,8 +2,9 @@
 
 import pytest
 
-from djqueue import OptionError, Queue, SerializationError, State, chain, chord, flow, group, job
+from djqueue import Queue, State, chain, chord, flow, group, job
 from djqueue.client import Flow, Node, flows
+from djqueue.errors import OptionError, SerializationError
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.factories import claim, completing, finish
 

@@ -6,10 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from djqueue import JobType, OptionError, UnknownJobError, job
+from djqueue import JobType, job
 from djqueue.client import registry
 from djqueue.core.backoff import Backoff
 from djqueue.core.errors import JobNameError
+from djqueue.errors import OptionError, UnknownJobError
 
 
 def add(a: int, b: int = 1, *, c: int = 0) -> int:

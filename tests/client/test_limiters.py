@@ -2,8 +2,9 @@
 
 import pytest
 
-from djqueue import Limiter, LimiterState, Queue
+from djqueue import Limiter, Queue
 from djqueue.core.errors import ConfigurationError, OptionError
+from djqueue.core.overview import LimiterState
 from djqueue.core.policies import Rate
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.factories import request

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from djqueue import ConfigurationError, OptionError, PayloadTooLargeError, Queue, Worker, current_job, flow
+from djqueue import Queue, Worker, current_job, flow
 from djqueue.core.job import EnqueueResult
+from djqueue.errors import ConfigurationError, OptionError, PayloadTooLargeError
 from tests.support import PATIENCE
 
 PATH = "tests.client.test_middleware"

@@ -5,19 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from djqueue import (
-    Event,
-    JobCancelledError,
-    JobFailedError,
-    JobNotFoundError,
-    MaxRetriesError,
-    OptionError,
-    Queue,
-    SerializationError,
-    State,
-    StorageError,
-    UnknownQueueError,
-)
+from djqueue import Event, JobFailedError, Queue, State
 from djqueue.client.queue import EVENTS
 from djqueue.codecs import encode
 from djqueue.core.clock import SYSTEM_CLOCK
@@ -25,6 +13,15 @@ from djqueue.core.errors import ConfigurationError
 from djqueue.core.job import JobFailure
 from djqueue.core.policies import GroupLimit, Rate
 from djqueue.core.states import TRANSITIONS
+from djqueue.errors import (
+    JobCancelledError,
+    JobNotFoundError,
+    MaxRetriesError,
+    OptionError,
+    SerializationError,
+    StorageError,
+    UnknownQueueError,
+)
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import (
@@ -538,13 +535,13 @@ def test_wrong_group_name_is_rejected(queue, do, verb, group):
         do(queue, verb, *arguments)
 
 
-def test_drain_removes_pending_jobs(queue, storage, do):
+def test_clear_removes_pending_jobs(queue, storage, do):
     queue.enqueue_many(range(5))
     queue.enqueue(1, delay=7 * 86_400)
     complete(storage)
     take(storage)
 
-    assert do(queue, "drain") == 4
+    assert do(queue, "clear") == 4
 
     counts = {state: count for state, count in queue.counts().items() if count}
     assert counts == {"active": 1, "completed": 1}
@@ -611,7 +608,7 @@ def test_event_handler_receives_only_the_requested_event(queue, storage, do):
     everything.until("completed", "a")
 
     assert heard.words() == ["completed"]
-    assert everything.words() == ["queued", "active", "completed"]
+    assert everything.words() == ["enqueued", "started", "completed"]
     assert isinstance(heard.events()[0], Event)
     assert (heard.events()[0].queue, heard.events()[0].state) == ("orders", State.COMPLETED)
     stop()
@@ -639,15 +636,15 @@ def test_every_method_that_reads_or_writes_has_async_twin():
     assert all(asyncio.iscoroutinefunction(getattr(Queue, name)) for name in twins - iterators)
 
 
-def test_drain_can_keep_delayed_and_blocked_jobs(queue):
+def test_clear_can_keep_delayed_and_blocked_jobs(queue):
     first = queue.enqueue()
     queue.enqueue(delay=60)
     queue.enqueue(depends_on=[Queue("others").enqueue()])
 
-    assert queue.drain(delayed=False) == 1
+    assert queue.clear(delayed=False) == 1
     assert queue.get_job(first.id) is None
     assert (queue.counts()["delayed"], queue.counts()["blocked"]) == (1, 1)
-    assert asyncio.run(queue.adrain()) == 2
+    assert asyncio.run(queue.aclear()) == 2
 
 
 @pytest.mark.parametrize("limit", [-1, 1.5, True, "10"])

@@ -2,8 +2,9 @@
 
 import pytest
 
-from djqueue import ArgumentsError, OptionError, chain, job
+from djqueue import chain, job
 from djqueue.client.declarations import declared, registry
+from djqueue.errors import ArgumentsError, OptionError
 
 
 def charge(order_id): ...

@@ -8,15 +8,14 @@ import pytest
 
 from djqueue import (
     EnqueueResult,
-    JobCancelledError,
     JobFailedError,
-    JobNotFoundError,
-    JobTimeoutError,
     Queue,
+    ResultTimeoutError,
     State,
     StorageUnavailableError,
     Worker,
 )
+from djqueue.errors import JobCancelledError, JobNotFoundError
 from djqueue.storage.memory import MemoryStorage
 from tests.support import PATIENCE
 
@@ -98,7 +97,7 @@ def test_waiting_for_job_that_was_cancelled_raises(queue, ask):
 def test_timeout_of_waiting_does_not_stop_the_job(queue, ask):
     result = queue.enqueue(1)
 
-    with pytest.raises(JobTimeoutError, match="did not finish within 0 s"):
+    with pytest.raises(ResultTimeoutError, match="did not finish within 0 s"):
         ask(result, "wait", 0)
     assert queue.get_job(result.id).state is State.WAITING
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from djqueue import OptionError, job
+from djqueue import job
 from djqueue.client import registry
 from djqueue.client.declarations import declared
+from djqueue.errors import OptionError
 from djqueue.schedules import ALIASES
 
 NAIVE = datetime(2026, 1, 1)

@@ -161,19 +161,20 @@ def test_signals_report_start_and_completion_of_an_attempt(queue):
     assert received[1][1]["duration"] >= 0
 
 
-def test_failure_signal_precedes_its_consequence(queue):
+def test_failed_attempts_are_retried_and_the_last_one_fails_the_job(queue):
     def fail(job):
         raise KeyError("price")
 
     queue.enqueue(id="a", max_attempts=2, backoff=0)
-    names = ("job_failed", "job_retrying", "job_dead", "job_completed")
-    with receiving(*names) as received, working(orders=fail):
+    names = ("job_retried", "job_failed", "job_completed")
+    with receiving(*names) as received, working(orders=fail) as worker:
         pass
 
-    assert words(received) == ["job_failed", "job_retrying", "job_failed", "job_dead"]
+    assert words(received) == ["job_retried", "job_failed"]
     assert {said["error"].type for _, said in received} == {"builtins.KeyError"}
-    assert received[1][1]["delay"] == 0
-    assert received[3][1]["reason"] == "max_attempts_exceeded"
+    assert [(said["attempt"], said["worker"]) for _, said in received] == [(1, worker.id), (2, worker.id)]
+    assert received[0][1]["delay"] == 0
+    assert received[1][1]["reason"] == "max_attempts_exceeded"
 
 
 def test_worker_sends_job_cancelled_signal_for_active_job(queue):
@@ -242,8 +243,8 @@ def test_cancelling_process_sends_job_cancelled_signal(queue, do):
     assert (said["queue"], said["job_id"], said["reason"]) == ("orders", "a", "cancelled")
 
 
-def test_sweeping_process_sends_stalled_and_dead_signals(storage, monkeypatch):
-    with receiving("job_stalled", "job_dead") as received:
+def test_sweeping_process_sends_stalled_and_failed_signals(storage, monkeypatch):
+    with receiving("job_stalled", "job_failed") as received:
         claimed = an_active_job(storage, max_stalls=0)
         gone = enqueue(storage, ttl=1)
         engine = storage.engine
@@ -254,8 +255,9 @@ def test_sweeping_process_sends_stalled_and_dead_signals(storage, monkeypatch):
         assert announcer.flush(PATIENCE)
 
     told = [(word, said["job_id"]) for word, said in received]
-    assert told == [("job_stalled", claimed.id), ("job_dead", claimed.id), ("job_dead", gone)]
+    assert told == [("job_stalled", claimed.id), ("job_failed", claimed.id), ("job_failed", gone)]
     assert [said["reason"] for _, said in received[1:]] == ["worker_lost", "ttl_expired"]
+    assert {(said["attempt"], said["worker"]) for _, said in received[1:]} == {(0, "")}
 
 
 class Ahead:

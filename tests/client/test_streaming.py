@@ -8,22 +8,11 @@ from datetime import timedelta
 
 import pytest
 
-from djqueue import (
-    JobFailedError,
-    JobNotFoundError,
-    JobTimeoutError,
-    OptionError,
-    Queue,
-    QueueFullError,
-    Retry,
-    StorageUnavailableError,
-    StreamRestartedError,
-    Worker,
-    job,
-)
+from djqueue import JobFailedError, Queue, ResultTimeoutError, Retry, StorageUnavailableError, Worker, job
 from djqueue.client import streaming
 from djqueue.core.job import Event
 from djqueue.core.states import State
+from djqueue.errors import JobNotFoundError, OptionError, QueueFullError, StreamRestartedError
 from djqueue.testing.factories import claim_one, completing, emit, enqueue, finish
 from tests.support import PATIENCE
 
@@ -145,7 +134,7 @@ def test_job_without_items_has_an_empty_stream(queue, collect):
 def test_stream_enqueues_the_job_at_the_first_read(queue, storage):
     stream = queue.enqueue_and_stream()
     assert storage.reads.counts("orders")[State.WAITING] == 0
-    with pytest.raises(JobTimeoutError):
+    with pytest.raises(ResultTimeoutError):
         list(queue.enqueue_and_stream(wait=0))
     assert storage.reads.counts("orders")[State.WAITING] == 1
     stream.close()
@@ -358,7 +347,7 @@ def test_stream_timeout_during_an_outage_names_the_cause(queue, storage, monkeyp
 
     monkeypatch.setattr(storage.reads, "items", failing)
 
-    with pytest.raises(JobTimeoutError) as caught:
+    with pytest.raises(ResultTimeoutError) as caught:
         collect(queue, "stream", "a", wait=0)
 
     assert isinstance(caught.value.__cause__, StorageUnavailableError)

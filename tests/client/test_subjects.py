@@ -10,8 +10,9 @@ from django.utils.functional import SimpleLazyObject
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djqueue import OptionError, Queue, flow, job
+from djqueue import Queue, flow, job
 from djqueue.core.options import EnqueueOptions, JobOptions, check_text, parse_options, parts_of
+from djqueue.errors import OptionError
 from djqueue.storage.redis import records
 from djqueue.storage.tables.rows import pack_options, unpack_options
 

@@ -5,10 +5,10 @@ from datetime import timedelta
 import pytest
 from asgiref.sync import async_to_sync
 
-from djqueue import JobTimeoutError, Queue, StorageUnavailableError, job
+from djqueue import Queue, ResultTimeoutError, StorageUnavailableError, job
 from djqueue.testing.factories import claim, claim_one, finish, retrying, worker
 
-NO_WORKER = r"has not started: no live worker serves queue 'orders'.*runworkers"
+NO_WORKER = r"has not started\. No live worker serves the queue\. .*runworkers"
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def a_worker(storage, **given):
 @pytest.fixture
 def message(do):
     def read(thing, *args, **kwargs):
-        with pytest.raises(JobTimeoutError) as caught:
+        with pytest.raises(ResultTimeoutError) as caught:
             do(thing, "enqueue_and_wait", *args, wait=0, **kwargs)
         assert caught.value.job_id
         return str(caught.value)
@@ -35,36 +35,39 @@ def test_timeout_error_names_missing_worker(queue, message):
     text = message(queue, id="a")
 
     assert text.startswith(
-        "Job 'a' of queue 'orders' did not finish within 0 s, and was not stopped. It has not started: "
+        "Job 'a' of queue 'orders' did not finish within 0 s, and was not stopped. It has not started. "
     )
-    assert "no live worker serves queue 'orders'" in text
+    assert "No live worker serves the queue." in text
     assert "manage.py runworkers" in text
 
 
 def test_timeout_error_names_missing_handler(queue, message, storage):
     a_worker(storage, names=("others",))
 
-    assert "no live worker of queue 'orders' has a handler for 'orders'" in message(queue)
+    assert "No live worker of the queue has a handler for orders. Deploy the code" in message(queue)
 
 
 def test_timeout_error_names_busy_workers(queue, message, storage):
     a_worker(storage, concurrency=1, active=1)
     queue.enqueue()
 
-    assert "all workers that could run it are busy, and 1 job is ahead of it" in message(queue)
+    assert (
+        "Every worker that can run the job is busy. Add slots or workers. 1 job is ahead of it."
+        in message(queue)
+    )
 
 
 @pytest.mark.parametrize(
     ("prepare", "expected"),
     [
-        (lambda queue: queue.pause(), "queue 'orders' is paused"),
+        (lambda queue: queue.pause(), "The queue is paused."),
         (
             lambda queue: queue.set_limits(concurrency=1),
-            "queue 'orders' has reached its concurrency limit of 1",
+            "The queue has reached its concurrency limit of 1.",
         ),
         (
             lambda queue: queue.set_limits(rate="1/h"),
-            "the rate limit of queue 'orders' allows the next job at ",
+            "The queue has reached its rate limit. It can start at 20",
         ),
     ],
     ids=["paused", "concurrency", "rate"],
@@ -79,7 +82,9 @@ def test_timeout_error_names_paused_or_limited_queue(queue, message, storage, pr
 
 
 def test_timeout_error_names_the_run_time_of_delayed_job(queue, message):
-    assert "It has not started: it is due at 20" in message(queue, delay=timedelta(hours=1))
+    text = message(queue, delay=timedelta(hours=1))
+
+    assert "It has not started. The job is scheduled for later. It can start at 20" in text
 
 
 def test_timeout_error_names_unmet_dependencies(queue, message):
@@ -87,7 +92,7 @@ def test_timeout_error_names_unmet_dependencies(queue, message):
 
     text = message(queue, depends_on=[first])
 
-    assert f"it waits for other jobs: {first.id!r} of queue 'orders' (waiting)" in text
+    assert f"waits for unfinished dependencies. They are {first.id!r} of queue 'orders' (waiting)." in text
 
 
 def test_timeout_error_names_the_worker_of_active_job(queue, do, storage):
@@ -96,7 +101,8 @@ def test_timeout_error_names_the_worker_of_active_job(queue, do, storage):
     claim_one(storage, queues=["orders"], names=["orders"], worker="w1")
 
     with pytest.raises(
-        JobTimeoutError, match=r"did not finish within 0 s, and was not stopped\. It is running on worker w1"
+        ResultTimeoutError,
+        match=r"did not finish within 0 s, and was not stopped\. It is running on worker w1",
     ):
         result.wait(0)
 
@@ -107,7 +113,7 @@ def test_timeout_error_names_the_next_attempt(queue, storage):
     finish(storage, retrying(claimed, delay=3_600_000))
 
     with pytest.raises(
-        JobTimeoutError, match=r"Attempt 1 failed; the next one has not started: it is due at"
+        ResultTimeoutError, match=r"Attempt 1 failed; the next one has not started\. .* It can start at 20"
     ):
         result.wait(0)
 
@@ -115,9 +121,9 @@ def test_timeout_error_names_the_next_attempt(queue, storage):
 def test_results_and_streams_have_the_same_timeout_error(queue):
     result = queue.enqueue(id="a")
 
-    with pytest.raises(JobTimeoutError, match=NO_WORKER):
+    with pytest.raises(ResultTimeoutError, match=NO_WORKER):
         result.wait(0)
-    with pytest.raises(JobTimeoutError, match=NO_WORKER):
+    with pytest.raises(ResultTimeoutError, match=NO_WORKER):
         list(queue.stream("a", wait=0))
 
 
@@ -127,9 +133,9 @@ def test_async_results_and_streams_have_the_same_timeout_error(queue):
     async def read():
         return [item async for item in queue.astream("a", wait=0)]
 
-    with pytest.raises(JobTimeoutError, match=NO_WORKER):
+    with pytest.raises(ResultTimeoutError, match=NO_WORKER):
         async_to_sync(result.await_)(0)
-    with pytest.raises(JobTimeoutError, match=NO_WORKER):
+    with pytest.raises(ResultTimeoutError, match=NO_WORKER):
         async_to_sync(read)()
 
 
@@ -138,7 +144,10 @@ def test_timeout_error_of_job_type_names_its_queue(message):
     def add(a):
         return a
 
-    assert "no live worker serves queue 'sums'" in message(add, 1)
+    text = message(add, 1)
+
+    assert "of queue 'sums' did not finish within" in text
+    assert "No live worker serves the queue." in text
 
 
 def test_timeout_error_is_raised_when_the_explanation_is_unavailable(queue, storage, monkeypatch):
@@ -148,7 +157,7 @@ def test_timeout_error_is_raised_when_the_explanation_is_unavailable(queue, stor
     monkeypatch.setattr(storage.reads, "explain", away)
 
     with pytest.raises(
-        JobTimeoutError,
+        ResultTimeoutError,
         match=r"did not finish within 0 s, and was not stopped\. It is still waiting in its queue\.$",
     ):
         queue.enqueue_and_wait(wait=0)

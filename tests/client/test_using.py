@@ -4,9 +4,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from djqueue import OptionError, Queue, job
+from djqueue import Queue, job
 from djqueue.core.backoff import Backoff
 from djqueue.core.options import OF_ENQUEUE, PARSERS
+from djqueue.errors import OptionError
 
 
 @pytest.fixture

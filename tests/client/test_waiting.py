@@ -9,19 +9,21 @@ import pytest
 
 from djqueue import (
     Discard,
-    JobCancelledError,
     JobFailedError,
-    JobNotFoundError,
-    JobTimeoutError,
-    MaxRetriesError,
-    OptionError,
-    PayloadTooLargeError,
     Queue,
-    SerializationError,
+    ResultTimeoutError,
     StorageUnavailableError,
     UnrecoverableError,
     Worker,
     job,
+)
+from djqueue.errors import (
+    JobCancelledError,
+    JobNotFoundError,
+    MaxRetriesError,
+    OptionError,
+    PayloadTooLargeError,
+    SerializationError,
 )
 from djqueue.testing.factories import claim_one, finish, releasing
 from djqueue.testing.waiting import Recorder
@@ -111,13 +113,13 @@ def test_enqueue_and_wait_of_completed_id_returns_without_a_worker(queue, do):
 @pytest.mark.usefixtures("let_go_at_a_duplicate")
 def test_enqueue_and_wait_waits_for_active_job_with_the_same_id(queue, do, held):
     active = Recorder()
-    queue.on("active", active)
+    queue.on("started", active)
     with working(orders=held):
         queue.enqueue("first", id="a")
-        active.until("active", "a")
+        active.until("started", "a")
 
         assert do(queue, "enqueue_and_wait", "second", id="a", wait=PATIENCE) == {"n": "first"}
-    assert active.words() == ["active"]
+    assert active.words() == ["started"]
 
 
 @pytest.mark.usefixtures("let_go_at_a_duplicate")
@@ -135,7 +137,7 @@ def test_many_callers_can_wait_for_one_job(queue, held):
         tasks = [asyncio.ensure_future(one) for one in asked]
         active = asyncio.Event()
         loop = asyncio.get_running_loop()
-        stop = queue.on("active", lambda _: loop.call_soon_threadsafe(active.set))
+        stop = queue.on("started", lambda _: loop.call_soon_threadsafe(active.set))
         with working(orders=held):
             await asyncio.wait_for(active.wait(), PATIENCE)
             held.let_go()
@@ -212,7 +214,7 @@ def test_enqueue_and_wait_waits_until_a_retried_job_finishes(queue, do):
 
 
 def test_cancelled_job_raises_job_cancelled_error(queue, do):
-    queue.on("queued", lambda event: queue.cancel(event.id))
+    queue.on("enqueued", lambda event: queue.cancel(event.id))
 
     with pytest.raises(JobCancelledError, match="'a'"):
         do(queue, "enqueue_and_wait", 1, id="a", wait=PATIENCE)
@@ -227,7 +229,7 @@ def test_discarded_job_raises_job_cancelled_error(queue, do):
 
 
 def test_removed_job_raises_job_not_found_error(queue, do):
-    queue.on("queued", lambda event: queue.remove(event.id))
+    queue.on("enqueued", lambda event: queue.remove(event.id))
 
     with pytest.raises(JobNotFoundError, match="'a'"):
         do(queue, "enqueue_and_wait", 1, id="a", wait=PATIENCE)
@@ -237,7 +239,7 @@ def test_expired_job_raises_job_failed_error(queue, storage, do):
     def let_it_expire(event):
         storage.jobs.reschedule("orders", [event.id], 4_000_000_000_000)
 
-    queue.on("queued", let_it_expire)
+    queue.on("enqueued", let_it_expire)
 
     with working(other=print), pytest.raises(JobFailedError, match="ttl_expired"):
         do(queue, "enqueue_and_wait", 1, ttl=0.01, wait=PATIENCE)
@@ -248,7 +250,7 @@ def test_timeout_of_the_waiting_caller_does_not_stop_the_job(queue, do, held):
     queue.on("completed", ended)
     with working(orders=held):
         with pytest.raises(
-            JobTimeoutError, match=r"'a' of queue 'orders'.*0\.05 s.*was not stopped"
+            ResultTimeoutError, match=r"'a' of queue 'orders'.*0\.05 s.*was not stopped"
         ) as caught:
             do(queue, "enqueue_and_wait", 7, id="a", wait=0.05)
         held.let_go()
@@ -260,7 +262,7 @@ def test_timeout_of_the_waiting_caller_does_not_stop_the_job(queue, do, held):
 
 
 def test_wait_of_zero_enqueues_and_times_out(queue, do):
-    with pytest.raises(JobTimeoutError):
+    with pytest.raises(ResultTimeoutError):
         do(queue, "enqueue_and_wait", 1, id="a", wait=0)
     assert queue.get_job("a").state == "waiting"
 
@@ -297,10 +299,10 @@ def test_waiting_leaves_no_subscription(queue, storage, do, monkeypatch):
     monkeypatch.setattr(storage.events, "subscribe", counted)
     with working(orders=lambda job: 1):
         do(queue, "enqueue_and_wait", 1, wait=PATIENCE)
-    with pytest.raises(JobTimeoutError):
+    with pytest.raises(ResultTimeoutError):
         do(queue, "enqueue_and_wait", 1, wait=0)
     queue.enqueue(1, unique_key="k")
-    with pytest.raises(JobTimeoutError):
+    with pytest.raises(ResultTimeoutError):
         do(queue, "enqueue_and_wait", 1, unique_key="k", wait=0)
 
     assert open_ones == []
@@ -336,7 +338,7 @@ def test_wait_timeout_during_an_outage_names_the_cause(queue, storage, do, monke
         raise StorageUnavailableError("the cable is out")
 
     monkeypatch.setattr(storage.reads, "jobs", away)
-    with pytest.raises(JobTimeoutError) as caught:
+    with pytest.raises(ResultTimeoutError) as caught:
         do(queue, "enqueue_and_wait", 1, wait=0)
     assert isinstance(caught.value.__cause__, StorageUnavailableError)
 
@@ -345,7 +347,7 @@ def test_cancelled_coroutine_stops_waiting_without_stopping_the_job(queue):
     async def give_up():
         task = asyncio.ensure_future(queue.aenqueue_and_wait(1, id="a", wait=PATIENCE))
         queued = asyncio.Event()
-        queue.on("queued", lambda _: queued.set())
+        queue.on("enqueued", lambda _: queued.set())
         await queued.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

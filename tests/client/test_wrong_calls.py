@@ -6,8 +6,9 @@ from uuid import UUID
 
 import pytest
 
-from djqueue import ArgumentsError, OptionError, Queue, chain, chord, flow, group, job
+from djqueue import Queue, chain, chord, flow, group, job
 from djqueue.core.errors import JobNameError, UnknownJobError
+from djqueue.errors import ArgumentsError, OptionError
 
 
 def charge(order_id):
@@ -172,7 +173,7 @@ def test_callable_object_without_name_is_rejected_as_job():
         ("enqueue_at", r"Queue\.enqueue\(payload, run_at="),
         ("fetch_job", r"Queue\.get_job\(id\)"),
         ("count", r"Queue\.counts\(\)"),
-        ("empty", r"Queue\.drain\(\)"),
+        ("empty", r"Queue\.clear\(\)"),
         ("delete", r"Queue\.obliterate\(\)"),
         ("add", r"Queue\.enqueue\(payload\)"),
         ("delay", r"Queue\.enqueue\(payload\)"),
@@ -279,9 +280,15 @@ def test_result_attributes_of_other_libraries_suggest_the_djqueue_method(queue, 
 
 
 @pytest.mark.parametrize(
-    ("name", "here"), [("task", "job"), ("shared_task", "job"), ("crontab", r"job\(cron=")]
+    ("name", "here"),
+    [
+        ("task", "job"),
+        ("shared_task", "job"),
+        ("crontab", r"job\(cron="),
+        ("OptionError", r"errors\.OptionError"),
+    ],
 )
-def test_names_of_other_libraries_suggest_the_djqueue_name(name, here):
+def test_names_that_are_not_in_the_package_suggest_the_djqueue_name(name, here):
     import djqueue
 
     with pytest.raises(AttributeError, match=rf"no attribute '{name}'\. Use djqueue\.{here}"):

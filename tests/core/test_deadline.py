@@ -5,7 +5,7 @@ from threading import Thread
 
 import pytest
 
-from djqueue.core.deadlines import FIRST_PAUSE, LONGEST_PAUSE, CircuitBreaker, remaining, within
+from djqueue.core.deadlines import FIRST_PAUSE, LONGEST_PAUSE, CircuitBreaker, GrowingPause, remaining, within
 from djqueue.testing.clock import FakeClock
 
 
@@ -104,3 +104,20 @@ def test_next_caller_probes_after_an_abandoned_probe(breaker, clock):
     assert breaker.enter()
     breaker.gave_up()
     assert breaker.enter()
+
+
+def test_pause_doubles_with_each_failure_up_to_the_longest():
+    pause = GrowingPause(0.5, 3.0)
+
+    assert (pause.length, pause.failures) == (0.0, 0)
+    assert [pause.failed() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert (pause.length, pause.failures) == (3.0, 5)
+    pause.succeeded()
+    assert (pause.length, pause.failures) == (0.0, 0)
+    assert pause.failed() == 0.5
+
+
+def test_pause_stays_at_the_longest_however_many_tries_fail():
+    pause = GrowingPause(0.5, 3.0)
+
+    assert {pause.failed() for _ in range(5_000)} == {0.5, 1.0, 2.0, 3.0}

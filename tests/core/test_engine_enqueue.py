@@ -26,8 +26,8 @@ def test_unusual_ids_work_like_any_other(job_id):
 
     assert bench.record(job_id, job_id).result == b"done"
     assert [(event.id, event.event) for event in events] == [
-        (job_id, "queued"),
-        (job_id, "active"),
+        (job_id, "enqueued"),
+        (job_id, "started"),
         (job_id, "completed"),
     ]
     assert watched == events

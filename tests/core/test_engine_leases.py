@@ -274,6 +274,7 @@ def test_dead_letter_reasons_are_complete():
         "enqueue_rejected",
         "invalid_payload",
         "invalid_result",
+        "cpu_limit",
         "memory_limit",
         "worker_crashed",
     }

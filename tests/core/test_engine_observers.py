@@ -24,14 +24,14 @@ def test_subscriber_receives_each_transition_with_its_state():
     bench.finish(bench.claim_one())
 
     assert told(events) == [
-        ("a", "queued", State.DELAYED),
+        ("a", "enqueued", State.DELAYED),
         ("a", "promoted", State.WAITING),
-        ("a", "active", State.ACTIVE),
-        ("a", "failing", State.DELAYED),
+        ("a", "started", State.ACTIVE),
+        ("a", "retried", State.DELAYED),
         ("a", "promoted", State.WAITING),
-        ("a", "active", State.ACTIVE),
+        ("a", "started", State.ACTIVE),
         ("a", "stalled", State.WAITING),
-        ("a", "active", State.ACTIVE),
+        ("a", "started", State.ACTIVE),
         ("a", "completed", State.COMPLETED),
     ]
     assert {event.queue for event in events} == {"q"}
@@ -46,7 +46,7 @@ def test_subscriber_of_one_job_receives_no_other():
     bench.enqueue("b")
     bench.finish(bench.claim_one())
 
-    assert [event.event for event in heard] == ["queued", "active", "completed"]
+    assert [event.event for event in heard] == ["enqueued", "started", "completed"]
     unsubscribe()
     unsubscribe()
     bench.engine.jobs.remove("q", ["a"])
@@ -80,10 +80,10 @@ def test_event_handler_can_call_the_engine():
     bench.finish(bench.claim_one())
 
     assert seen == [
-        ("queued", State.WAITING),
-        ("active", State.ACTIVE),
+        ("enqueued", State.WAITING),
+        ("started", State.ACTIVE),
         ("completed", State.COMPLETED),
-        ("queued", State.WAITING),
+        ("enqueued", State.WAITING),
     ]
 
 
@@ -100,7 +100,7 @@ def test_failing_handler_affects_neither_the_operation_nor_other_handlers(caplog
         bench.enqueue("a")
         assert bench.finish(bench.claim_one())
 
-    assert [event.event for event in heard] == ["queued", "active", "completed"]
+    assert [event.event for event in heard] == ["enqueued", "started", "completed"]
     assert len(caplog.records) == 3
     assert "of the handler" in caplog.text
 

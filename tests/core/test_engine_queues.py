@@ -115,11 +115,11 @@ def test_subscribers_receive_an_obliteration_and_later_events():
     assert ends == [("cancelled", State.CANCELLED), ("removed", State.CANCELLED)]
     assert not bench.engine.queues.is_paused("q")
     bench.enqueue("a")
-    assert events[-1].event == watched[-1].event == "queued"
+    assert events[-1].event == watched[-1].event == "enqueued"
     leave()
     bench.enqueue("b")
     bench.engine.jobs.cancel("q", ["a"])
-    assert watched[-1].event == "queued"
+    assert watched[-1].event == "enqueued"
     assert events[-1].event == "cancelled"
     check_engine(bench.engine)
 

@@ -6,7 +6,16 @@ from inspect import cleandoc
 import pytest
 
 from djqueue.core import errors
-from djqueue.core.errors import DjqueueError, JobTimeoutError, MaxRetriesError, OptionError, by_code
+from djqueue.core.errors import (
+    DjqueueError,
+    JobLimitError,
+    JobMemoryLimitError,
+    JobTimeoutError,
+    MaxRetriesError,
+    OptionError,
+    ResultTimeoutError,
+    by_code,
+)
 
 
 def tree(root):
@@ -55,4 +64,8 @@ def test_documented_error_tree_matches_the_classes():
 def test_errors_inherit_from_matching_builtin_exceptions():
     assert issubclass(OptionError, ValueError)
     assert issubclass(JobTimeoutError, TimeoutError)
+    assert issubclass(ResultTimeoutError, TimeoutError)
+    assert not issubclass(ResultTimeoutError, JobTimeoutError)
+    assert issubclass(JobMemoryLimitError, JobLimitError)
+    assert issubclass(JobMemoryLimitError, MemoryError)
     assert MaxRetriesError("m", payload={"n": 1}, job_id="a").payload == {"n": 1}

@@ -7,8 +7,9 @@ import pytest
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.client.deadletters import fingerprint
+from djqueue.core.job import DEAD_LETTER_REASONS
 from djqueue.core.states import State
-from djqueue.dashboard import rights
+from djqueue.dashboard import rendering, rights
 from djqueue.dashboard.views import deadletters
 from djqueue.models import AuditEvent, BulkOperation
 from djqueue.operations.bulk import Bulk
@@ -43,6 +44,10 @@ def shown(client, page="dead_letters", **query):
 
 def ids(client, **query):
     return sorted(letter.id for letter in shown(client, **query).context["dead_letters"])
+
+
+def test_each_reason_has_a_label():
+    assert list(rendering.REASONS) == list(DEAD_LETTER_REASONS)
 
 
 def test_dead_letters_are_grouped_by_error(client, letters):

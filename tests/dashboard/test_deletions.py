@@ -10,7 +10,7 @@ from djqueue.client import get_storage
 from djqueue.core.job import ClaimRequest
 from djqueue.core.states import State
 from djqueue.core.workers import WorkerInfo
-from djqueue.dashboard import rights
+from djqueue.dashboard import rights, tables
 from djqueue.models import AuditEvent, BulkOperation, BulkState
 from djqueue.operations.bulk import UNDO, Bulk
 from djqueue.testing.factories import a_failed_job
@@ -137,7 +137,7 @@ def test_selected_dead_letters_are_deleted_unless_retried_meanwhile(queue, clien
 @pytest.mark.parametrize(
     ("what", "left"),
     [
-        ("drain", [State.FAILED]),
+        ("clear", [State.FAILED]),
         ("failed", [State.WAITING, State.DELAYED]),
         ("obliterate", []),
     ],
@@ -209,6 +209,22 @@ def test_undo_is_refused_on_read_only_dashboard(queue, client, settings):
 def test_forged_request_of_viewer_changes_nothing_and_is_logged(queue, page):
     queue.enqueue(1, id="job-1")
     viewer = logged_in(one_with(rights.VIEW))
-    assert post(viewer, page, job=["emails/job-1"], what="drain", confirm="emails").status_code == 403
+    assert post(viewer, page, job=["emails/job-1"], what="clear", confirm="emails").status_code == 403
     assert not BulkOperation.objects.exists()
     assert AuditEvent.objects.get().refused
+
+
+class ReplicaRouter:
+    """Reads from a replica, and writes to the default database."""
+
+    def db_for_read(self, model, **_):
+        return "replica"
+
+    def db_for_write(self, model, **_):
+        return "default"
+
+
+def test_rows_are_read_and_written_where_workers_find_them(queue, settings):
+    settings.DATABASE_ROUTERS = ["tests.dashboard.test_deletions.ReplicaRouter"]
+
+    assert tables.alias_of(BulkOperation) == "default"

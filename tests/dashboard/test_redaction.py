@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from djqueue import OptionError, job
+from djqueue import job
 from djqueue.codecs import MSGPACK, encode
 from djqueue.core.options import JobOptions
 from djqueue.dashboard import redaction
 from djqueue.dashboard.views import editing
+from djqueue.errors import OptionError
 from tests.core.making import make_job
 
 pytestmark = pytest.mark.django_db

@@ -25,6 +25,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 import djqueue
 from djqueue import Backoff, Queue, Worker, checks, conf, signals
+from djqueue import errors as public_errors
 from djqueue.client import registry
 from djqueue.client.declarations import declared
 from djqueue.conf import BackupSettings, readers
@@ -348,9 +349,17 @@ def test_errors_page_has_the_whole_tree():
     assert drawn.splitlines() == list(tree(errors.DjqueueError))
     classes = {error.__name__: error.code for error in public(errors.DjqueueError)}
     assert {row[0]: row[1] for row in table("errors.md", "errors")} == classes
-    outside = {name for name in classes if not hasattr(djqueue, name)}
-    backups = {"BackupError", "BackupNotFoundError", "BackupDamagedError"}
-    assert outside == {"JobError", "JobNameError", "ControlFlow", *backups}
+    assert {*public_errors.__all__} == classes.keys() | {"JobInterrupted"}
+    assert all(getattr(public_errors, name) is getattr(errors, name) for name in public_errors.__all__)
+
+
+def test_table_of_public_names_is_complete():
+    """Other tests compare the tables of errors, queue methods, events, signals and subcommands."""
+    assert sorted(first_cells("index.md", "names")) == djqueue.__all__
+    assert all(hasattr(djqueue, name) for name in djqueue.__all__)
+    for name in {*public_errors.__all__} - {*djqueue.__all__}:
+        with pytest.raises(AttributeError, match=rf"Use djqueue\.errors\.{name}$"):
+            getattr(djqueue, name)
 
 
 def public(error: type) -> list[type]:

@@ -66,7 +66,7 @@ import time
 import django
 
 django.setup()
-from djqueue.core.errors import JobTimeoutError, StorageUnavailableError
+from djqueue.core.errors import ResultTimeoutError, StorageUnavailableError
 from shop.jobs import work
 
 calls = os.open("calls.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -83,7 +83,7 @@ while not os.path.exists("stop.txt"):
             answer = "result"
     except StorageUnavailableError:
         answer = "unavailable"
-    except JobTimeoutError:
+    except ResultTimeoutError:
         answer = "timeout"
     except Exception as error:
         answer = f"{type(error).__name__}"

@@ -9,21 +9,17 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.db import connection, transaction
 
-from djqueue import (
-    JobNotFoundError,
-    OptionError,
-    Queue,
-    QueueFullError,
-    SerializationError,
-    WaitInTransactionError,
-    Worker,
-    chain,
-    flow,
-    job,
-)
+from djqueue import Queue, Worker, chain, flow, job
 from djqueue.client.info import JobInfo
 from djqueue.client.transactions import DeferredResult
 from djqueue.core.states import State
+from djqueue.errors import (
+    JobNotFoundError,
+    OptionError,
+    QueueFullError,
+    SerializationError,
+    WaitInTransactionError,
+)
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
 from tests.support import PATIENCE

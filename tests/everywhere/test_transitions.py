@@ -48,9 +48,9 @@ class Told(NamedTuple):
     """Of the timeline; what a job without a run of its own has is told by its end."""
 
 
-NEW = Told(("removed", "queued"), ("job_enqueued",), ("enqueued",))
-RUN = Told(("active",), ("job_started",), ("started",))
-DEAD = Told(("failed",), ("job_dead",), ("failed",))
+NEW = Told(("removed", "enqueued"), ("job_enqueued",), ("enqueued",))
+RUN = Told(("started",), ("job_started",), ("started",))
+DEAD = Told(("failed",), ("job_failed",), ("failed",))
 GONE = Told(("cancelled",), ("job_cancelled",), ("cancelled",))
 
 
@@ -62,20 +62,20 @@ def silent(event: str) -> Told:
 TOLD: dict[str | tuple[str, State], Told] = {
     "claim": RUN,
     "complete": Told(("completed",), ("job_completed",), ("completed",)),
-    "retry": Told(("failing",), ("job_failed", "job_retrying"), ("retried",)),
+    "retry": Told(("retried",), ("job_retried",), ("retried",)),
     "release": Told(("released",), (), ("released",)),
     ("stall", W): Told(("stalled",), ("job_stalled",), ("stalled",)),
-    ("stall", FAILED): Told(("stalled", "failed"), ("job_stalled", "job_dead"), ("stalled", "failed")),
-    "fail": Told(("failed",), ("job_failed", "job_dead"), ("failed",)),
+    ("stall", FAILED): Told(("stalled", "failed"), ("job_stalled", "job_failed"), ("stalled", "failed")),
+    "fail": DEAD,
     "cancel": GONE,
     "expire": DEAD,
     "promote": silent("promoted"),
-    "reschedule": silent("delayed"),
+    "reschedule": silent("rescheduled"),
     "unblock": silent("unblocked"),
     ("dependency_failed", FAILED): DEAD,
     ("dependency_failed", CANCELLED): GONE,
-    "retry_dead": silent("retried"),
-    ("retry_dead", W): Told(("retried",), (), ("requeued",)),
+    "retry_dead": silent("requeued"),
+    ("retry_dead", W): Told(("requeued",), (), ("requeued",)),
     "enqueue": NEW,
 }
 """By the transition's name, or by name and target."""
@@ -330,7 +330,7 @@ def test_claim_sends_its_event_and_signal_and_timeline_entry(storage: Storage, c
     gate = Event()
     worker = Worker(storage, [QUEUE], handlers={NAME: lambda job: gate.wait(PATIENCE)})
     with recorded(storage) as recorder, signalled() as heard, worker:
-        recorder.until("active", ID)
+        recorder.until("started", ID)
         eventually(lambda: heard)
         assert state(storage, ID) is A
         assert tuple(recorder.words(ID)) == RUN.events

@@ -117,7 +117,7 @@ def a_limiter(**kwargs: Any) -> Case:
 
 def listening(storage: Storage, queue: Queue) -> Any:
     """To what happens to a job."""
-    return queue, ("queued", HEARD.append), {}
+    return queue, ("enqueued", HEARD.append), {}
 
 
 HEARD: list[Event] = []
@@ -158,7 +158,7 @@ CASES: dict[str, list[Case]] = {
     "Queue.pause_group": [on_empty("g")],
     "Queue.resume_group": [paused_group],
     "Queue.group_limits": [paused],
-    "Queue.drain": [with_jobs(), with_jobs(delayed=False)],
+    "Queue.clear": [with_jobs(), with_jobs(delayed=False)],
     "Queue.clean": [with_jobs(), with_jobs(0, ["failed"], 1)],
     "Queue.obliterate": [with_jobs(), with_jobs(force=True)],
     "Queue.on": [listening],

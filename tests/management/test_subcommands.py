@@ -183,7 +183,7 @@ def test_bulk_change_without_a_terminal_requires_no_input(
     monkeypatch.setattr("sys.stdin", StringIO())
     f.enqueue(storage, queue=EMAILS)
 
-    for verb in (["cancel", "--all"], ["drain", EMAILS], ["clean", EMAILS], ["obliterate", EMAILS]):
+    for verb in (["cancel", "--all"], ["clear", EMAILS], ["clean", EMAILS], ["obliterate", EMAILS]):
         with pytest.raises(CommandError, match="--no-input") as refused:
             run(*verb)
         assert refused.value.returncode == MISUSED
@@ -261,12 +261,12 @@ def test_clean_counts_jobs_of_the_given_state_and_age(storage: Storage) -> None:
     eventually(lambda: document(*waiting, "--older-than", "1s")["matching"] == 2)
 
 
-def test_queue_can_be_drained_cleaned_and_obliterated(storage: Storage) -> None:
+def test_queue_can_be_cleared_cleaned_and_obliterated(storage: Storage) -> None:
     f.a_completed_job(storage, queue=EMAILS, retention=60_000)
     f.enqueue_many(storage, 2, queue=EMAILS)
 
-    assert document("drain", EMAILS, "--dry-run")["matching"] >= 2
-    assert document("drain", EMAILS, "--no-input")["deleted"] == 2
+    assert document("clear", EMAILS, "--dry-run")["matching"] >= 2
+    assert document("clear", EMAILS, "--no-input")["deleted"] == 2
     assert document("clean", EMAILS, "--older-than", "1d", "--no-input")["deleted"] == 0
     assert document("clean", EMAILS, "--state", "completed", "--yes")["deleted"] == 1
     f.enqueue(storage, queue=EMAILS)

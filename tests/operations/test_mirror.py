@@ -744,6 +744,24 @@ def test_mirror_thread_survives_outages_and_logs_them_once(
     assert bool(said[0].exc_info) is isinstance(error, RuntimeError)
 
 
+def test_mirror_thread_survives_an_outage_of_hours(storage, mirror, monkeypatch, caplog):
+    monkeypatch.setattr("djqueue.operations.mirror.FIRST_RETRY", 0.0)
+    monkeypatch.setattr("djqueue.operations.mirror.LAST_RETRY", 0.0)
+    f.enqueue(storage)
+    intact, failures = Mirror.copy_once, iter(range(1_100))
+
+    def fail(mirror):
+        if next(failures, None) is None:
+            return intact(mirror)
+        raise StorageUnavailableError("Redis is away")
+
+    monkeypatch.setattr(Mirror, "copy_once", fail)
+    with running(mirror):
+        eventually(lambda: "Mirroring resumed." in warnings(caplog))
+
+    assert_alike(storage)
+
+
 def test_stopped_mirror_thread_copies_the_rest_and_releases_the_lease(storage, mirror, make_mirror):
     f.enqueue_many(storage, 2_500)
     stop = threading.Event()

@@ -4,16 +4,8 @@ import asyncio
 
 import pytest
 
-from djqueue import (
-    JobCancelledError,
-    JobFailedError,
-    JobNotFoundError,
-    Queue,
-    State,
-    chord,
-    current_job,
-    flow,
-)
+from djqueue import JobFailedError, Queue, State, chord, current_job, flow
+from djqueue.errors import JobCancelledError, JobNotFoundError
 from tests.runtime.running import HANDLER, work_off
 
 

@@ -7,19 +7,11 @@ from types import SimpleNamespace
 import pytest
 from django.db import connection
 
-from djqueue import (
-    ConfigurationError,
-    OptionError,
-    Queue,
-    Retry,
-    StorageUnavailableError,
-    UnrecoverableError,
-    current_job,
-    job,
-)
+from djqueue import Queue, Retry, StorageUnavailableError, UnrecoverableError, current_job, job
 from djqueue.client import registry
 from djqueue.conf import Settings
 from djqueue.core.policies import QueuePolicy
+from djqueue.errors import ConfigurationError, OptionError
 from djqueue.runtime import emitting, worker
 from djqueue.runtime.handlers import read_handlers
 from djqueue.testing.factories import items_of

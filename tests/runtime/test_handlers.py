@@ -6,10 +6,11 @@ import threading
 
 import pytest
 
-from djqueue import ConfigurationError, OptionError, job
+from djqueue import job
 from djqueue.client import registry
 from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
+from djqueue.errors import ConfigurationError, OptionError
 from djqueue.runtime.handlers import Style, read_handlers
 from tests.runtime.running import HANDLER, reached, record, work_off, working
 from tests.support import PATIENCE

@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from djqueue import Queue, SerializationError, StorageUnavailableError, current_job
+from djqueue import Queue, StorageUnavailableError, current_job
+from djqueue.errors import SerializationError
 from djqueue.runtime.reports import MAX_LINE
 from tests.runtime.running import HANDLER, reached, record, work_off, working
 from tests.runtime.storages import LockedStorage, RecordingStorage

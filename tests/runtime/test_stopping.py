@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from djqueue import JobCancelledError, Queue, current_job, job
+from djqueue import Queue, current_job, job
 from djqueue.core.policies import QueuePolicy
+from djqueue.errors import JobCancelledError
 from tests.runtime.running import HANDLER, messages, reached, record, work_off, working
 from tests.runtime.storages import RecordingStorage
 from tests.support import PATIENCE, aeventually

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
@@ -143,6 +144,19 @@ def test_default_restart_delays_match_the_documentation():
     from djqueue.runtime.supervisor import supervisor
 
     assert (supervisor.BACKOFF, supervisor.EARLY_BACKOFF) == ((0.1, 5), (1, 30))
+
+
+def test_child_that_fails_again_and_again_is_restarted_after_the_longest_delay():
+    from djqueue.runtime.supervisor import ProcessLimits, Supervisor
+
+    supervisor = Supervisor([], ProcessLimits(1))
+    child = SimpleNamespace(name="one", pid=1, is_ready=True)
+    supervisor._proven.add("one")
+    supervisor._started["one"] = 0.0
+    for _ in range(1_100):
+        supervisor._on_failure(child, "exit code 1", 1.0)
+
+    assert supervisor._due["one"] == 6.0
 
 
 def test_recycled_child_is_replaced_immediately(supervise):

@@ -5,9 +5,10 @@ import threading
 
 import pytest
 
-from djqueue import ConfigurationError, OptionError, UnknownQueueError, Worker
+from djqueue import Worker
 from djqueue.client import get_storage
 from djqueue.client.storages import close_storage
+from djqueue.errors import ConfigurationError, OptionError, UnknownQueueError
 from djqueue.storage.memory import MemoryStorage
 from tests.runtime.running import HANDLER, new_threads, record
 from tests.support import PATIENCE, eventually

@@ -151,16 +151,16 @@ def told(*words: str) -> TransitionLog:
 @pytest.mark.parametrize(
     "words",
     [
-        ["queued:active"],
-        ["queued:waiting", "active:waiting"],
-        ["queued:waiting", "completed:completed"],
-        ["queued:delayed", "active:active"],
-        ["queued:waiting", "queued:waiting"],
-        ["queued:waiting", "active:active", "completed:completed", "failed:failed"],
-        ["queued:waiting", "active:active", "completed:completed", "queued:waiting"],
-        ["queued:waiting", "active:active", "stalled:failed", "failed:waiting"],
-        ["queued:waiting", "progress:waiting"],
-        ["queued:waiting", "active:active", "teleported:waiting"],
+        ["enqueued:active"],
+        ["enqueued:waiting", "started:waiting"],
+        ["enqueued:waiting", "completed:completed"],
+        ["enqueued:delayed", "started:active"],
+        ["enqueued:waiting", "enqueued:waiting"],
+        ["enqueued:waiting", "started:active", "completed:completed", "failed:failed"],
+        ["enqueued:waiting", "started:active", "completed:completed", "enqueued:waiting"],
+        ["enqueued:waiting", "started:active", "stalled:failed", "failed:waiting"],
+        ["enqueued:waiting", "progress:waiting"],
+        ["enqueued:waiting", "started:active", "teleported:waiting"],
     ],
 )
 def test_event_outside_the_transition_table_is_recorded(words):
@@ -170,11 +170,11 @@ def test_event_outside_the_transition_table_is_recorded(words):
 @pytest.mark.parametrize(
     "words",
     [
-        ["queued:waiting", "active:active", "progress:active", "completed:completed", "removed:completed"],
-        ["queued:waiting", "active:active", "stalled:failed", "failed:failed", "retried:waiting"],
-        ["queued:blocked", "cancelled:cancelled", "removed:cancelled", "queued:delayed"],
-        ["queued:waiting", "removed:waiting", "queued:waiting"],
-        ["queued:waiting", "active:active", "failed:failed", "queued:waiting"],
+        ["enqueued:waiting", "started:active", "progress:active", "completed:completed", "removed:completed"],
+        ["enqueued:waiting", "started:active", "stalled:failed", "failed:failed", "requeued:waiting"],
+        ["enqueued:blocked", "cancelled:cancelled", "removed:cancelled", "enqueued:delayed"],
+        ["enqueued:waiting", "removed:waiting", "enqueued:waiting"],
+        ["enqueued:waiting", "started:active", "failed:failed", "enqueued:waiting"],
     ],
 )
 def test_events_of_the_transition_table_are_accepted(words):
@@ -182,7 +182,7 @@ def test_events_of_the_transition_table_are_accepted(words):
 
 
 def test_transition_log_uses_the_names_of_the_transition_table():
-    log = told("queued:waiting", "active:active", "failing:delayed", "promoted:waiting")
+    log = told("enqueued:waiting", "started:active", "retried:delayed", "promoted:waiting")
 
     assert log.seen == {
         ("claim", State.WAITING, State.ACTIVE),
@@ -207,7 +207,7 @@ def test_recorder_waits_for_events_of_another_thread():
     thread = Thread(target=lambda: enqueue(storage, id="a"))
     thread.start()
 
-    assert recorder.until("queued", "a").id == "a"
+    assert recorder.until("enqueued", "a").id == "a"
     thread.join()
 
 
@@ -217,7 +217,7 @@ def test_recorder_timeout_names_the_missing_event(monkeypatch):
     storage.events.subscribe("default", recorder)
     enqueue(storage, id="a")
 
-    with pytest.raises(AssertionError, match=r"timed out after 0\.01 s: event 'completed'.*'queued'"):
+    with pytest.raises(AssertionError, match=r"timed out after 0\.01 s: event 'completed'.*'enqueued'"):
         recorder.until("completed", "a")
     assert not Wakes().arrived()
 

@@ -1,10 +1,12 @@
 """Snapshot records are validated: a storage gets no value that it would not write itself."""
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from djqueue.core.errors import OptionError
+from djqueue.core.options import JobOptions
 from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.snapshotchecks import CHECKS, OPTIONS, check_part
 from djqueue.storage.snapshots import JOB, SCHEDULE, Part
@@ -29,6 +31,10 @@ def is_refused(part: Part) -> bool:
     except OptionError as error:
         return str(error).startswith("snapshot: ")
     return False
+
+
+def test_each_option_of_a_job_has_a_check() -> None:
+    assert set(OPTIONS) == {option.name for option in fields(JobOptions) if option.init}
 
 
 def test_snapshot_parts_of_a_storage_are_accepted(parts: list[Part]) -> None:

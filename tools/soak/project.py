@@ -112,7 +112,7 @@ import django
 
 django.setup()
 from djqueue import chain
-from djqueue.core.errors import DjqueueError, JobTimeoutError
+from djqueue.core.errors import DjqueueError, ResultTimeoutError
 from shop import jobs
 
 KINDS = [
@@ -151,7 +151,7 @@ def produce():
             result = jobs.short.enqueue(number)
             note(number)
             result.wait(timeout=0.2)
-        except JobTimeoutError:
+        except ResultTimeoutError:
             pass
         except DjqueueError:
             pass

@@ -6,10 +6,13 @@ differ.
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from djqueue.core.errors import DjqueueError, OptionError
 from djqueue.core.options import check_text
+from djqueue.storage import actions
+from djqueue.storage.actions import Action
 from djqueue.storage.base import Storage
 
 from .arrow import slices_of
@@ -150,7 +153,7 @@ class JobChanger(RowReader):
         answers = self.answers.setdefault(queue, Counter())
         if self._plan.options.dry_run:
             ids = [change.id for change in changes]
-            answers.update(self._send(self._storage.jobs.retry, queue, ids, dry_run=True))
+            answers.update(self._send(actions.RETRY.dry_run, self._storage, queue, ids))
         else:
             answers.update(operation(self._storage, self._send, queue, changes))
 
@@ -163,9 +166,9 @@ Operation = Callable[[Storage, Send, str, Sequence[JobChange]], Iterable[str]]
 
 
 def _retry(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
-    unchanged = [change.id for change in changes if change.payload is None]
+    unchanged = [change for change in changes if change.payload is None]
     if unchanged:
-        yield from send(storage.jobs.retry, queue, unchanged)
+        yield from _act(actions.RETRY, storage, send, queue, unchanged)
     edited = [change for change in changes if change.payload is not None]
     first, size = 0, 1
     while first < len(edited):
@@ -184,14 +187,11 @@ def _retry(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange
         size = max(1, min(READ_BATCH, 4 * size, fitting))
 
 
-def _cancel(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
-    for result in send(storage.jobs.cancel, queue, [change.id for change in changes]):
-        yield result.status
-
-
-def _delete(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
-    for removed in send(storage.jobs.remove, queue, [change.id for change in changes]):
-        yield "removed" if removed else "not_removed"
+def _act(
+    action: Action, storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]
+) -> Iterable[str]:
+    answers: list[str] = send(action.call, storage, queue, [change.id for change in changes])
+    return answers
 
 
 def _update(storage: Storage, send: Send, queue: str, changes: Sequence[JobChange]) -> Iterator[str]:
@@ -224,5 +224,10 @@ def _grouped_by(changes: Sequence[JobChange], key: Callable[[JobChange], Any]) -
     return indexes_by_key
 
 
-OPERATIONS: Mapping[str, Operation] = {RETRY: _retry, CANCEL: _cancel, DELETE: _delete, UPDATE: _update}
+OPERATIONS: Mapping[str, Operation] = {
+    RETRY: _retry,
+    CANCEL: partial(_act, actions.CANCEL),
+    DELETE: partial(_act, actions.REMOVE),
+    UPDATE: _update,
+}
 """Implementations by operation."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
+from djqueue.core.deadlines import GrowingPause
 from djqueue.core.errors import QueueFullError, StorageUnavailableError
 from djqueue.core.states import PENDING
 from djqueue.storage.base import Storage
@@ -36,13 +37,12 @@ class StorageRetry:
 
     def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the result of the call. Raises StorageUnavailableError if every try fails."""
-        wait = FIRST_RETRY_WAIT
+        pause = GrowingPause(FIRST_RETRY_WAIT, LAST_RETRY_WAIT)
         for _ in range(self._retries):
             try:
                 return call(*args, **kwargs)
             except StorageUnavailableError:
-                self._sleep(wait * (1 + random.random()))
-                wait = min(2 * wait, LAST_RETRY_WAIT)
+                self._sleep(pause.failed() * (1 + random.random()))
         return call(*args, **kwargs)
 
 
@@ -113,7 +113,7 @@ class WriteThrottle:
     def _checks(self, problem: str) -> Iterator[None]:
         """Yield at once, and then after each of increasing waits."""
         until = self._clock() + self._options.backpressure_timeout
-        wait = FIRST_CHECK_WAIT
+        pause = GrowingPause(FIRST_CHECK_WAIT, LAST_CHECK_WAIT)
         while True:
             yield
             if self._clock() >= until:
@@ -121,5 +121,4 @@ class WriteThrottle:
                     f"{problem}, for backpressureTimeout={self._options.backpressure_timeout:g} s"
                 )
             self._on_wait()
-            self._sleep(wait)
-            wait = min(2 * wait, LAST_CHECK_WAIT)
+            self._sleep(pause.failed())

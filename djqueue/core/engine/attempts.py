@@ -1,6 +1,7 @@
 """Reports of attempts: their outcomes, progress, log lines and streamed items; and their leases."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
+from typing import TypeVar
 
 from ..enginejob import EngineJob, ItemStream
 from ..errors import OptionError
@@ -10,6 +11,7 @@ from .context import EngineContext
 from .queue import JobQueue
 from .settlement import Settlement
 
+R = TypeVar("R", ProgressReport, Emission)
 OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
 
@@ -59,6 +61,49 @@ class AttemptReports:
 
     def report(self, reports: Sequence[ProgressReport]) -> list[bool]:
         """Record progress and log lines: see `Engine.report`; return whether each token held."""
+        return self._record(reports, self._report_one)
+
+    def _report_one(
+        self, queue: JobQueue, job: EngineJob, report: ProgressReport, changes: PendingChanges
+    ) -> bool:
+        journal = self._context.journal
+        if report.progress is not None:
+            job.progress = report.progress
+        if report.lines:
+            limit = queue.policy.retention.logs.count
+            job.logs = [*(job.logs or ()), *report.lines][-limit:]
+        if journal is not None:
+            journal.reported(job, report.lines)
+        if report.progress is not None:
+            queue.note(job, "progress", changes)
+        return True
+
+    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
+        """Add streamed items: see `Engine.emit`; return whether each token held, and no gap was left."""
+        return self._record(emissions, self._emit_one)
+
+    def _emit_one(self, queue: JobQueue, job: EngineJob, emission: Emission, changes: PendingChanges) -> bool:
+        journal, stream = self._context.journal, job.stream
+        if stream is None:
+            stream = job.stream = ItemStream(emission.token, [])
+        if emission.start > stream.count:
+            return False
+        new = emission.items[stream.count - emission.start :]
+        if not new or stream.items is None:
+            return True
+        stream.items += new
+        stream.count += len(new)
+        if journal is not None:
+            journal.emitted(job, new)
+        if queue.observed:
+            fields = (queue.name, job.id, job.name, "item", job.state, changes.now, stream.count)
+            changes.events.append(Event(*fields))
+        return True
+
+    def _record(
+        self, reports: Sequence[R], record: Callable[[JobQueue, EngineJob, R, PendingChanges], bool]
+    ) -> list[bool]:
+        """Record reports of running attempts; return for each whether its token held and it was accepted."""
         context = self._context
         changes = PendingChanges(context.clock.now())
         accepted = []
@@ -67,48 +112,7 @@ class AttemptReports:
             processing = context.processing_shard(report.id)
             with processing.lock:
                 job = processing.held(report.token, report.queue, report.id)
-                accepted.append(queue is not None and job is not None)
-                if queue is None or job is None:
-                    continue
-                if report.progress is not None:
-                    job.progress = report.progress
-                if report.lines:
-                    limit = queue.policy.retention.logs.count
-                    job.logs = [*(job.logs or ()), *report.lines][-limit:]
-                if context.journal is not None:
-                    context.journal.reported(job, report.lines)
-                if report.progress is not None:
-                    queue.note(job, "progress", changes)
-        self._settlement.settle(changes)
-        return accepted
-
-    def emit(self, emissions: Sequence[Emission]) -> list[bool]:
-        """Add streamed items: see `Engine.emit`; return whether each token held, and no gap was left."""
-        context = self._context
-        changes = PendingChanges(context.clock.now())
-        accepted = []
-        for emission in emissions:
-            queue = context.existing(emission.queue)
-            processing = context.processing_shard(emission.id)
-            with processing.lock:
-                job = processing.held(emission.token, emission.queue, emission.id)
-                if queue is None or job is None:
-                    accepted.append(False)
-                    continue
-                stream = job.stream
-                if stream is None:
-                    stream = job.stream = ItemStream(emission.token, [])
-                new = emission.items[max(0, stream.count - emission.start) :]
-                accepted.append(emission.start <= stream.count)
-                if not accepted[-1] or not new or stream.items is None:
-                    continue
-                stream.items += new
-                stream.count += len(new)
-                if context.journal is not None:
-                    context.journal.emitted(job, new)
-                if queue.observed:
-                    fields = (queue.name, job.id, job.name, "item", job.state, changes.now, stream.count)
-                    changes.events.append(Event(*fields))
+                accepted.append(queue is not None and job is not None and record(queue, job, report, changes))
         self._settlement.settle(changes)
         return accepted
 

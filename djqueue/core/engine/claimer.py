@@ -178,7 +178,7 @@ class Claimer:
             if journal is not None:
                 journal.changed(job)
             if observed:
-                queue.note(job, "active", changes)
+                queue.note(job, "started", changes)
             since = job.run_at if job.run_at > job.created_at else job.created_at
             fields = (
                 job.id,

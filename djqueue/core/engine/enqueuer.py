@@ -83,7 +83,7 @@ class Enqueuer:
             self._context.journal.added(jobs)
         if queue.observed:
             for job in jobs:
-                queue.note(job, "queued", changes)
+                queue.note(job, "enqueued", changes)
         changes.woken.add(label)
         new = tuple.__new__
         return [new(EnqueueResult, (job_id, "queued", label, None, None, None)) for job_id in ids]
@@ -134,7 +134,7 @@ class Enqueuer:
             queue.admit(job, now, behind=behind)
             queue.tally.enqueued += 1
             added.append(job)
-            queue.note(job, "queued", changes)
+            queue.note(job, "enqueued", changes)
             replaced_id = replaced.id if replaced is not None else None
             results.append(EnqueueResult(job_id, "queued", queue.name, replaced=replaced_id))
         if added:

@@ -61,7 +61,7 @@ class EngineJobs:
     def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
         """Move waiting and delayed jobs to a time in UTC milliseconds; False for jobs in other states."""
         states = frozenset({State.DELAYED, State.WAITING})
-        return self._move(queue, ids, run_at, "delayed", states)
+        return self._move(queue, ids, run_at, "rescheduled", states)
 
     @counted_unless_empty(1)
     def update(
@@ -345,7 +345,7 @@ def _take(queue: JobQueue, job: EngineJob, retries: int, changes: PendingChanges
         queue.journal.changed(job)
         if job.progress is not None or job.logs:
             queue.journal.reported(job, tuple(job.logs or ()))
-    queue.note(job, "queued", changes)
+    queue.note(job, "enqueued", changes)
 
 
 def _move_letter(

@@ -293,8 +293,7 @@ class JobQueue:
             self.tally.stalled += 1
         changes.woken.add(self.name)
         self.changed(job)
-        event = {"retried": "failing", "released": "released", "stalled": "stalled"}[outcome]
-        self.note(job, event, changes)
+        self.note(job, outcome, changes)
 
     def fail_active(
         self,
@@ -463,7 +462,7 @@ class JobQueue:
         changes.woken.add(self.name)
         if self.journal is not None:
             self.journal.revived(job)
-        self.note(job, "retried", changes)
+        self.note(job, "requeued", changes)
 
     def remove(self, jobs: list[EngineJob], changes: PendingChanges) -> None:
         """Remove jobs that are not active, with everything that belongs to them."""

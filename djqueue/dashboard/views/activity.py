@@ -23,7 +23,7 @@ ACTION_LABELS = {
     "pause": gettext_lazy("Pause queue"),
     "resume": gettext_lazy("Resume queue"),
     "limits": gettext_lazy("Change queue limits"),
-    "clean": gettext_lazy("Clear queue"),
+    "clean": gettext_lazy("Delete jobs of queue"),
     "pause_group": gettext_lazy("Pause group"),
     "resume_group": gettext_lazy("Resume group"),
     "group_limits": gettext_lazy("Change group limits"),
@@ -60,11 +60,11 @@ ACTION_LABELS = {
     "abort_cancel": gettext_lazy("Abort bulk cancellation"),
     "abort_delete": gettext_lazy("Abort bulk deletion"),
     "abort_promote": gettext_lazy("Abort bulk run of delayed jobs"),
-    "abort_clean": gettext_lazy("Abort clearing a queue"),
+    "abort_clean": gettext_lazy("Abort deleting jobs of a queue"),
     "bulk_write_cancel_begin": gettext_lazy("Cancel remaining jobs of a bulk write"),
     "bulk_write_retry_begin": gettext_lazy("Retry failed jobs of a bulk write"),
     "undo": gettext_lazy("Undo deletion"),
-    "undo_clean": gettext_lazy("Undo clearing a queue"),
+    "undo_clean": gettext_lazy("Undo deleting jobs of a queue"),
     "enqueue_now": gettext_lazy("Enqueue job"),
 }
 """Labels of actions, by the name of the page that performs them."""

@@ -21,6 +21,7 @@ from djqueue.dashboard.site import Crumb, DashboardSite, Pages
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
 from djqueue.operations.mirror import is_mirrored
+from djqueue.storage.actions import CANCEL
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, BulkWriteReport, QueueShare
 
@@ -268,7 +269,7 @@ BULK_WRITE_ACTIONS = (
         BulkKind.CANCEL,
         "bulk_write_cancel",
         "cancel",
-        rights.CANCEL,
+        CANCEL.permission,
         gettext_lazy("Cancel remaining jobs of a bulk write"),
         gettext_lazy("Cancel jobs"),
         gettext_lazy("No jobs are pending."),

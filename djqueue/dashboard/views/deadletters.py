@@ -24,6 +24,7 @@ from djqueue.dashboard.reading import CachedRead, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
+from djqueue.storage.actions import REMOVE, RETRY
 
 pages = Pages()
 MAX_EXAMINED = 10_000
@@ -182,14 +183,14 @@ def begin(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     return actions.begin_bulk(request, site, "dead_letters_begin", kind, selection, form)
 
 
-@pages.act("dead_letters_retry", "dead-letters/selected/", rights.RETRY)
+@pages.act("dead_letters_retry", "dead-letters/selected/", RETRY.permission)
 def selected(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Retry the selected dead letters."""
-    act_on_selection(request, "dead_letters_retry", actions.RETRY)
+    act_on_selection(request, "dead_letters_retry", RETRY)
     return site.back(request, "dead_letters")
 
 
-@pages.act("dead_letters_delete", "dead-letters/selected/delete/", rights.DELETE)
+@pages.act("dead_letters_delete", "dead-letters/selected/delete/", REMOVE.permission)
 def delete_selected(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Delete the selected dead letters after the undo period."""
     message = ngettext_lazy(

@@ -17,6 +17,7 @@ from djqueue.core.states import LIVE, TERMINAL, State
 from djqueue.dashboard import actions, audit, boards, flowcharts, rights
 from djqueue.dashboard.reading import CachedRead, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
+from djqueue.storage.actions import RETRY
 
 pages = Pages()
 MAX_LISTED = 20
@@ -213,20 +214,18 @@ def flow(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> 
     return site.render(request, "flow.html", title, context, tab="flows", crumbs=crumbs)
 
 
-@pages.act("flow_retry", "flows/<djq:queue>/<djq:job_id>/retry/", rights.RETRY)
+@pages.act("flow_retry", "flows/<djq:queue>/<djq:job_id>/retry/", RETRY.permission)
 def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Retry the failed jobs of a workflow; those that depend on others are blocked again."""
     graph = get_storage().reads.flow(queue, job_id)
     roots, dependents = failed_jobs(request, graph) if graph is not None else ([], [])
     answers = _retried(roots, dependents, dry_run=False)
-    done = {word: answers.pop(word) for word in actions.RETRY.done if word in answers}
+    done = {word: answers.pop(word) for word in actions.DONE if word in answers}
     if done:
         detail = {"refused": answers}
         count = sum(done.values())
         audit.note(request, "flow_retry", queue=queue, job_id=job_id, count=count, detail=detail)
-        messages.success(
-            request, " ".join(actions.RETRY.done[word] % count_of for word, count_of in done.items())
-        )
+        messages.success(request, " ".join(actions.DONE[word] % count_of for word, count_of in done.items()))
     if answers or not done:
         why = ", ".join(actions.refusals(answers)) or _("no failed job can be retried")
         messages.warning(request, _("Other jobs were not retried: %(why)s.") % {"why": why})
@@ -265,7 +264,7 @@ def _near(record: JobRecord) -> Iterable[JobKey]:
 def _dry_run(roots: list[FlowNode], dependents: list[FlowNode]) -> dict[str, Any]:
     """Return what "Retry workflow" would do, and why it would skip jobs."""
     answers = _retried(roots, dependents, dry_run=True)
-    done = {word: answers.pop(word) for word in actions.RETRY.done if word in answers}
+    done = {word: answers.pop(word) for word in actions.DONE if word in answers}
     count = sum(done.values())
     label = ngettext("Retry workflow: %(count)d failed job", "Retry workflow: %(count)d failed jobs", count)
     return {

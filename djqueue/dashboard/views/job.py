@@ -20,12 +20,12 @@ from djqueue.core.options import MAX_INTEGER
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import actions, audit, charts, reading, redaction, rendering, rights, subjects
-from djqueue.dashboard.actions import JobAction
 from djqueue.dashboard.forms import DateTimeInput, TimeField
 from djqueue.dashboard.reading import FRESH
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.views import editing, flows
 from djqueue.models import BulkKind, PayloadVersion
+from djqueue.storage.actions import CANCEL, PROMOTE, REMOVE, RETRY, Action
 
 pages = Pages()
 LINES = 200
@@ -34,23 +34,23 @@ STEPS = {
     "enqueued": gettext_lazy("enqueued"),
     "started": gettext_lazy("started"),
     "released": gettext_lazy("released"),
-    "retried": gettext_lazy("failed, will be retried"),
+    "retried": gettext_lazy("failed, retried"),
     "stalled": gettext_lazy("stalled (lease expired)"),
     "completed": gettext_lazy("completed"),
     "failed": gettext_lazy("failed"),
     "cancelled": gettext_lazy("cancelled"),
-    "requeued": gettext_lazy("retried"),
+    "requeued": gettext_lazy("requeued"),
 }
 BAD = frozenset({"retried", "stalled", "failed"})
 LENGTHS = ("timeout", "ttl", "unique_ttl", "result_ttl", "retention", "delay")
 """Options that are durations in milliseconds."""
 ELSEWHERE = frozenset({"headers", "subject", "rejected"})
 """Options that the page shows elsewhere; the last one as the error of a dead letter."""
-OFFERS: tuple[tuple[str, JobAction, Any, str], ...] = (
-    ("retry", actions.RETRY, gettext_lazy("Retry"), "main"),
-    ("promote", actions.PROMOTE, gettext_lazy("Run now"), "main"),
-    ("cancel", actions.CANCEL, gettext_lazy("Cancel"), ""),
-    ("remove", actions.REMOVE, gettext_lazy("Delete"), "danger"),
+OFFERS: tuple[tuple[Action, Any, str], ...] = (
+    (RETRY, gettext_lazy("Retry"), "main"),
+    (PROMOTE, gettext_lazy("Run now"), "main"),
+    (CANCEL, gettext_lazy("Cancel"), ""),
+    (REMOVE, gettext_lazy("Delete"), "danger"),
 )
 MAX_DELAY = 366 * 86_400
 """Maximum delay, in seconds."""
@@ -155,26 +155,26 @@ def reveal(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -
     return _render(request, site, queue, job_id, revealed=True)
 
 
-def _register(page: str, action: JobAction, right: str) -> None:
-    @pages.act(page, f"jobs/<djq:queue>/<djq:job_id>/{page}/", right)
+def _register(action: Action) -> None:
+    @pages.act(action.name, f"jobs/<djq:queue>/<djq:job_id>/{action.name}/", action.permission)
     def act(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
         answer = action.call(get_storage(), queue, [job_id])[0]
         if answer not in action.done:
             return actions.job_changed(request, site, answer, queue, job_id)
-        audit.note(request, page, queue=queue, job_id=job_id, count=1)
-        messages.success(request, action.done[answer] % 1)
+        audit.note(request, action.name, queue=queue, job_id=job_id, count=1)
+        messages.success(request, actions.DONE[answer] % 1)
         return site.back(request, "job", queue, job_id)
 
 
-for _page, _action, _right in actions.IMMEDIATE:
-    _register(_page, _action, _right)
+for _action in actions.IMMEDIATE:
+    _register(_action)
 
 
-@pages.act("remove", "jobs/<djq:queue>/<djq:job_id>/delete/", rights.DELETE)
+@pages.act("remove", "jobs/<djq:queue>/<djq:job_id>/delete/", REMOVE.permission)
 def remove(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Delete the job after the undo period."""
     record = get_storage().reads.jobs(queue, [job_id])[0]
-    if record is None or not actions.REMOVE.legal(record.state):
+    if record is None or record.state not in REMOVE.states:
         word = "not_found" if record is None else str(record.state)
         return actions.job_changed(request, site, word, queue, job_id)
     if actions.pending_deletions(request).job(queue, job_id) is not None:
@@ -302,7 +302,7 @@ def _why(request: HttpRequest, record: JobRecord) -> rendering.ShownExplanation 
     if record.state in TERMINAL:
         return None
     explanation = get_storage().reads.explain(record.queue, record.id)
-    return rendering.explain(explanation, lambda name: rights.sees(request, name))
+    return rendering.explained(explanation, lambda name: rights.sees(request, name))
 
 
 def _options(record: JobRecord) -> dict[str, Any]:
@@ -358,9 +358,9 @@ def _versions(request: HttpRequest, record: JobRecord, *, revealed: bool) -> lis
 
 def _offers(request: HttpRequest, site: DashboardSite, record: JobRecord) -> list[Offer]:
     return [
-        Offer(page, label, action.legal(record.state), kind)
-        for page, action, label, kind in OFFERS
-        if site.may_open(request, page)
+        Offer(action.name, label, record.state in action.states, kind)
+        for action, label, kind in OFFERS
+        if site.may_open(request, action.name)
     ]
 
 

@@ -15,7 +15,7 @@ from djqueue.core.job import JobRecord
 from djqueue.core.states import State
 from djqueue.core.units import to_milliseconds
 from djqueue.dashboard import actions, boards, jobsearch, reading, rendering, rights, subjects
-from djqueue.dashboard.actions import JobAction, RateForm, act_on_selection, delete_selection
+from djqueue.dashboard.actions import RateForm, act_on_selection, delete_selection
 from djqueue.dashboard.forms import DateTimeInput, TimeField, check_hidden, read_state
 from djqueue.dashboard.jobsearch import JobFilter
 from djqueue.dashboard.outages import is_partial
@@ -26,6 +26,7 @@ from djqueue.dashboard.views.job import OFFERS, Offer
 from djqueue.models import BulkKind, Job, JobState
 from djqueue.operations import bulk
 from djqueue.operations.mirror import is_mirrored
+from djqueue.storage.actions import CANCEL, PROMOTE, REMOVE, RETRY, Action
 from djqueue.storage.tables import leaderlease
 
 pages = Pages()
@@ -45,8 +46,7 @@ class BulkJobAction(NamedTuple):
 
     kind: BulkKind
     page: str
-    action: JobAction
-    right: str
+    action: Action
     label: Any
     title: Any
     button: Any
@@ -188,8 +188,7 @@ BULK_ACTIONS = (
     BulkJobAction(
         BulkKind.PROMOTE,
         "all_promote",
-        actions.PROMOTE,
-        rights.EDIT,
+        PROMOTE,
         gettext_lazy("Run all matching now…"),
         gettext_lazy("Run delayed jobs now"),
         gettext_lazy("Run jobs now"),
@@ -197,8 +196,7 @@ BULK_ACTIONS = (
     BulkJobAction(
         BulkKind.CANCEL,
         "all_cancel",
-        actions.CANCEL,
-        rights.CANCEL,
+        CANCEL,
         gettext_lazy("Cancel all matching…"),
         gettext_lazy("Cancel jobs"),
         gettext_lazy("Cancel jobs"),
@@ -206,8 +204,7 @@ BULK_ACTIONS = (
     BulkJobAction(
         BulkKind.DELETE,
         "all_delete",
-        actions.REMOVE,
-        rights.DELETE,
+        REMOVE,
         gettext_lazy("Delete all matching…"),
         gettext_lazy("Delete jobs"),
         gettext_lazy("Delete jobs"),
@@ -216,12 +213,12 @@ BULK_ACTIONS = (
 
 
 def _register_bulk(one: BulkJobAction) -> None:
-    @pages.show(one.page, f"all/{one.kind.value}/", one.right)
+    @pages.show(one.page, f"all/{one.kind.value}/", one.action.permission)
     def preview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         """Show how many jobs match."""
         return _preview_bulk(request, site, one, RateForm(), request.GET)
 
-    @pages.act(f"{one.page}_begin", f"all/{one.kind.value}/now/", one.right)
+    @pages.act(f"{one.page}_begin", f"all/{one.kind.value}/now/", one.action.permission)
     def begin(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         """Start the operation."""
         form = RateForm(request.POST)
@@ -236,18 +233,18 @@ for _bulk_action in BULK_ACTIONS:
     _register_bulk(_bulk_action)
 
 
-def _register(page: str, action: JobAction, right: str) -> None:
-    @pages.act(f"selected_{page}", f"selected/{page}/", right)
+def _register(action: Action) -> None:
+    @pages.act(f"selected_{action.name}", f"selected/{action.name}/", action.permission)
     def act(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-        act_on_selection(request, f"selected_{page}", action)
+        act_on_selection(request, f"selected_{action.name}", action)
         return site.back(request, "jobs")
 
 
-for _page, _action, _right in actions.IMMEDIATE:
-    _register(_page, _action, _right)
+for _action in actions.IMMEDIATE:
+    _register(_action)
 
 
-@pages.act("selected_remove", "selected/delete/", rights.DELETE)
+@pages.act("selected_remove", "selected/delete/", REMOVE.permission)
 def remove(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Delete the selected jobs after the undo period."""
     message = ngettext_lazy(
@@ -263,9 +260,9 @@ def menus(request: HttpRequest, site: DashboardSite) -> Mapping[str, Sequence[Of
     """Return the actions that the user may perform on a job, by state."""
     return {
         state.value: [
-            Offer(page, label, legal=True, kind=kind)
-            for page, action, label, kind in OFFERS
-            if action.legal(state) and site.may_open(request, page)
+            Offer(action.name, label, legal=True, kind=kind)
+            for action, label, kind in OFFERS
+            if state in action.states and site.may_open(request, action.name)
         ]
         for state in State
     }
@@ -315,7 +312,7 @@ def _bulk_selection(request: HttpRequest, one: BulkJobAction, given: Mapping[str
     """
     word, queue = given.get("state", ""), given.get("queue", "")
     state = read_state(word)
-    if state is None or not one.action.legal(state):
+    if state is None or state not in one.action.states:
         raise OptionError(f"state: {word!r} doesn't allow this action")
     lines = boards.board(request).value.lines
     names = [line.name for line in lines if queue in ("", line.name) and (queue or line.count(state))]
@@ -351,9 +348,9 @@ def _bulk_actions(request: HttpRequest, site: DashboardSite, shown: Sequence[Job
     """Return the actions on selected jobs that are possible for at least one job of the page."""
     states = {record.state for record in shown}
     return [
-        Offer(f"selected_{page}", label, legal=True, kind=kind)
-        for page, action, label, kind in OFFERS
-        if any(map(action.legal, states)) and site.may_open(request, f"selected_{page}")
+        Offer(f"selected_{action.name}", label, legal=True, kind=kind)
+        for action, label, kind in OFFERS
+        if states & action.states and site.may_open(request, f"selected_{action.name}")
     ]
 
 
@@ -441,9 +438,9 @@ def _matching_actions(
     links = [
         (one.label, site.url(one.page, **here, state=state.value))
         for one in BULK_ACTIONS
-        if one.action.legal(state) and site.may_open(request, one.page)
+        if state in one.action.states and site.may_open(request, one.page)
     ]
-    if actions.RETRY.legal(state) and site.may_open(request, "dead_letters_preview"):
+    if state in RETRY.states and site.may_open(request, "dead_letters_preview"):
         url = site.url("dead_letters_preview", **here, kind=BulkKind.RETRY)
         links.insert(0, (_("Retry all matching…"), url))
     return links

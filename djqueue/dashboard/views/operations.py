@@ -72,7 +72,7 @@ for _page, _right in (
     ("abort_cancel", rights.CANCEL),
     ("abort_delete", rights.DELETE),
     ("abort_promote", rights.EDIT),
-    ("abort_clean", rights.DRAIN),
+    ("abort_clean", rights.CLEAR),
 ):
     _may_abort(_page, _right)
 
@@ -83,9 +83,9 @@ def undo(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     return _undo(request, site, "undo", pk, (BulkKind.DELETE, BulkKind.PURGE))
 
 
-@pages.act("undo_clean", "operations/<int:pk>/undo-clean/", rights.DRAIN)
+@pages.act("undo_clean", "operations/<int:pk>/undo-clean/", rights.CLEAR)
 def undo_clean(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
-    """Undo clearing a queue that has not started."""
+    """Undo deleting jobs of a queue that has not started."""
     return _undo(request, site, "undo_clean", pk, bulk.WHOLE)
 
 

@@ -49,7 +49,7 @@ MAX_UNUSED = 50
 JOBS_LISTED = 50
 """Jobs per page."""
 CLEANED_STATES = {
-    "drain": tuple(sorted(PENDING)),
+    "clear": tuple(sorted(PENDING)),
     "completed": (State.COMPLETED,),
     "cancelled": (State.CANCELLED,),
     "failed": (State.FAILED,),
@@ -161,7 +161,7 @@ class CleanForm(forms.Form):
     what = forms.ChoiceField(
         label=gettext_lazy("Jobs to delete"),
         choices=[
-            ("drain", gettext_lazy("Jobs that have not started")),
+            ("clear", gettext_lazy("Jobs that have not started")),
             ("completed", gettext_lazy("Completed jobs")),
             ("cancelled", gettext_lazy("Cancelled jobs")),
             ("failed", gettext_lazy("Failed jobs and their dead letters")),
@@ -238,7 +238,7 @@ def set_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpRes
     )
 
 
-@pages.act("clean", "queues/<djq:queue>/clean/", rights.DRAIN)
+@pages.act("clean", "queues/<djq:queue>/clean/", rights.CLEAR)
 def clean(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """Delete jobs of the queue, or the queue itself, after the undo period."""
     form = CleanForm(queue, request.POST)

@@ -12,8 +12,8 @@ from djqueue.core.units import to_datetime
 from djqueue.management.arguments import count, duration
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
-from djqueue.operations.actions import DONE
 from djqueue.operations.bulk import Selection
+from djqueue.storage.actions import DONE
 from djqueue.storage.base import Storage
 
 from .base import Options, Output, Subcommands, add_confirmation, note, used_queue

@@ -10,17 +10,18 @@ from django.core.management.base import CommandError
 from djqueue.client import Queue, get_storage, registry
 from djqueue.client.info import JobInfo
 from djqueue.client.results import wait_for
-from djqueue.core.errors import JobFailedError, JobTimeoutError
+from djqueue.core.errors import JobFailedError, ResultTimeoutError
 from djqueue.core.job import EnqueueResult, JobRecord
 from djqueue.core.messages import numbered
 from djqueue.core.states import PENDING, State
 from djqueue.dashboard import redaction, rendering
 from djqueue.management.arguments import count, duration, json_list, json_object, json_value, seconds, state
 from djqueue.models import BulkKind
-from djqueue.operations import actions, bulk
-from djqueue.operations.actions import DONE
+from djqueue.operations import bulk
 from djqueue.operations.bulk import Selection
 from djqueue.runtime.exits import MISUSED
+from djqueue.storage import actions
+from djqueue.storage.actions import DONE
 from djqueue.storage.base import Storage
 
 from .base import Options, Output, Subcommands, add_confirmation, add_ids, located, note, used_queue
@@ -164,7 +165,7 @@ def job(options: Options, output: Output) -> None:
     info, shown = JobInfo(record), options["show_payload"]
     if shown:
         note("reveal", queue=queue, job_id=record.id, count=1)
-    reason = rendering.explain(storage.reads.explain(queue, record.id), lambda _: True)
+    reason = rendering.explained(storage.reads.explain(queue, record.id), lambda _: True)
     values = {
         **_summary(record),
         "not_running_because": None if reason is None else reason.sentence,
@@ -246,7 +247,7 @@ def _enqueued(options: Options, chosen: dict[str, Any]) -> EnqueueResult:
 def _ended(queue: str, job_id: str, timeout: float) -> Any:
     try:
         return wait_for(get_storage(), EnqueueResult(job_id, "queued", queue), timeout)
-    except (JobFailedError, JobTimeoutError) as error:
+    except (JobFailedError, ResultTimeoutError) as error:
         raise CommandError(str(error)) from error
 
 
@@ -311,14 +312,14 @@ def cancel(options: Options, output: Output) -> None:
     if not options["all"]:
         if options["state"] or options["name"] or options["tag"]:
             raise CommandError("filters choose jobs only together with --all", returncode=MISUSED)
-        _each(options, output, "cancel", actions.CANCEL.apply)
+        _each(options, output, actions.CANCEL.name, actions.CANCEL.apply)
         return
     _all(options, output, BulkKind.CANCEL, "cancel", states=states, name=options["name"], tag=options["tag"])
 
 
 def retry(options: Options, output: Output) -> None:
     """Retry failed jobs."""
-    _each(options, output, "retry", actions.RETRY.apply)
+    _each(options, output, actions.RETRY.name, actions.RETRY.apply)
 
 
 def promote(options: Options, output: Output) -> None:
@@ -326,7 +327,7 @@ def promote(options: Options, output: Output) -> None:
     if options["all"]:
         _all(options, output, BulkKind.PROMOTE, "promote", states=(State.DELAYED,))
     else:
-        _each(options, output, "promote", actions.PROMOTE.apply)
+        _each(options, output, actions.PROMOTE.name, actions.PROMOTE.apply)
 
 
 def move(options: Options, output: Output) -> None:

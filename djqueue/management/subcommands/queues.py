@@ -1,4 +1,4 @@
-"""`manage.py djqueue stats`, `queues`, `pause`, `resume`, `limit`, `drain`, `clean` and `obliterate`."""
+"""`manage.py djqueue stats`, `queues`, `pause`, `resume`, `limit`, `clear`, `clean` and `obliterate`."""
 
 from argparse import ArgumentTypeError
 from typing import Any
@@ -39,9 +39,9 @@ LIMIT = """Limit a queue for all workers, or remove limits.
     manage.py djqueue limit emails --rate 100/s --concurrency 20
     manage.py djqueue limit emails --rate none
 """
-DRAIN = """Delete every job of a queue that has not started.
+CLEAR = """Delete every job of a queue that has not started.
 
-    manage.py djqueue drain emails --dry-run
+    manage.py djqueue clear emails --dry-run
 """
 CLEAN = """Delete jobs of a queue by state and age.
 
@@ -71,7 +71,7 @@ def add(subcommands: Subcommands) -> None:
         "--rate", type=_rate, metavar="N/UNIT", help="Starts per s, m, h or d, such as 100/s; or none."
     )
     parser.add_argument("--concurrency", type=_limit, metavar="N", help="Active jobs at once; or none.")
-    parser = subcommands.add("drain", drain, DRAIN)
+    parser = subcommands.add("clear", clear, CLEAR)
     parser.add_argument("queue", metavar="QUEUE", help="Name of the queue.")
     parser.add_argument("--keep-delayed", action="store_true", help="Keep delayed and blocked jobs.")
     add_confirmation(parser, "deleted")
@@ -187,11 +187,11 @@ def limit(options: Options, output: Output) -> None:
     output.line(f"{queue.name}: rate {shown or NONE}, concurrency {now.concurrency or NONE}")
 
 
-def drain(options: Options, output: Output) -> None:
+def clear(options: Options, output: Output) -> None:
     """Delete pending jobs."""
     states = {State.WAITING} if options["keep_delayed"] else set(PENDING)
     queue = Queue(used_queue(get_storage(), options["queue"]))
-    _delete(options, output, queue, states, lambda: queue.drain(delayed=not options["keep_delayed"]))
+    _delete(options, output, queue, states, lambda: queue.clear(delayed=not options["keep_delayed"]))
 
 
 def clean(options: Options, output: Output) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from djqueue.core.deadlines import GrowingPause
+
 from ..exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, STOP
 from ..serving import PARENT_PIPE, take_interrupt
 from . import notices
@@ -80,10 +82,10 @@ class Supervisor:
         self._children: dict[int, ChildProcess] = {}
         self._due: dict[str, float] = {}
         """Monotonic seconds at which a role is started, by its name."""
-        self._failures: dict[str, int] = {}
-        """Consecutive failures, by name."""
-        self._early: dict[str, int] = {}
-        """Consecutive failures before the child was ready, by name."""
+        self._pauses: dict[str, GrowingPause] = {}
+        """Pauses after consecutive failures, by name."""
+        self._early: dict[str, GrowingPause] = {}
+        """Pauses after consecutive failures before the child was ready, by name."""
         self._proven: set[str] = set()
         """Names of the children that have been ready."""
         self._started: dict[str, float] = {}
@@ -275,10 +277,9 @@ class Supervisor:
         age = now - self._started[child.name]
         if not child.is_recycled or age > STABLE_AFTER:
             logger.info("Process %d (%s) has ended as planned and is replaced.", child.pid, child.name)
-            self._failures.pop(child.name, None)
+            self._pauses.pop(child.name, None)
             return 0.0
-        failures = self._failures[child.name] = self._failures.get(child.name, 0) + 1
-        wait = _backoff(failures, BACKOFF)
+        wait = self._pauses.setdefault(child.name, GrowingPause(*BACKOFF)).failed()
         logger.warning(
             "Process %d (%s) reached its memory limit %.0f s after its start, and is replaced in %g s. "
             "The limit may be too low.",
@@ -289,17 +290,17 @@ class Supervisor:
     def _on_failure(self, child: ChildProcess, how: str, now: float) -> None:
         name = child.name
         if now - self._started[name] > STABLE_AFTER:
-            self._failures.pop(name, None)
-        counts, limits = (self._failures, BACKOFF) if child.is_ready else (self._early, EARLY_BACKOFF)
-        failures = counts[name] = counts.get(name, 0) + 1
-        if failures >= MAX_EARLY_FAILURES and name not in self._proven:
+            self._pauses.pop(name, None)
+        pauses, limits = (self._pauses, BACKOFF) if child.is_ready else (self._early, EARLY_BACKOFF)
+        pause = pauses.setdefault(name, GrowingPause(*limits))
+        wait = pause.failed()
+        if pause.failures >= MAX_EARLY_FAILURES and name not in self._proven:
             logger.error(
                 "Process %d (%s) ended before it was ready (%s), %d times in a row; stopping.",
-                child.pid, name, how, failures,
+                child.pid, name, how, pause.failures,
             )  # fmt: skip
             self._code = FAILED
             return
-        wait = _backoff(failures, limits)
         self._restarts += 1
         self._due[name] = now + wait
         logger.error("Process %d (%s) ended (%s); restarting it in %g s.", child.pid, name, how, wait)
@@ -380,12 +381,6 @@ class Supervisor:
             health.write(status, list(self._children.values()), self._restarts)
         except OSError as error:
             logger.warning("The health file could not be written: %s", error)
-
-
-def _backoff(failures: int, limits: tuple[float, float]) -> float:
-    """Return the seconds before a restart: they double with each failure, within limits."""
-    first, last = limits
-    return float(min(first * 2 ** (failures - 1), last))
 
 
 def _has_terminal() -> bool:

@@ -427,7 +427,7 @@ def _start(
         )
         if observed:
             job = StoredJob(id, queue, name, b"", options, State.ACTIVE, created_at, run_at)
-            tx.note(job, "active")
+            tx.note(job, "started")
     tx.insert("djqueue_claim", CLAIM, claims)
     tx.count(queue, "started", len(ready))
     tx.shift(queue, State.WAITING, State.ACTIVE, len(ready))

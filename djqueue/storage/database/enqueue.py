@@ -146,7 +146,7 @@ def _insert(tx: Tx, batch: Batch, ids: Sequence[str]) -> list[EnqueueResult]:
     if tx.is_observed(batch.queue):
         for id in ids:
             model.id = id
-            tx.note(model, "queued")
+            tx.note(model, "enqueued")
     return [EnqueueResult(id, "queued", batch.queue) for id in ids]
 
 
@@ -250,7 +250,7 @@ def _admit(tx: Tx, job: StoredJob, packed: bytes, *, behind: StoredJob | None) -
     tx.count(job.queue, "enqueued")
     tx.shift(job.queue, None, job.state)
     tx.woken.add(job.queue)
-    tx.note(job, "queued")
+    tx.note(job, "enqueued")
 
 
 # Room.

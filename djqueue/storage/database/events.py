@@ -52,7 +52,7 @@ def seen_after(seen: Seen | None, event: str, state: State, items: int) -> Seen 
         return None
     if event == "item":
         return Seen(state, items)
-    keeps_items = seen is not None and state not in PENDING and event != "active"
+    keeps_items = seen is not None and state not in PENDING and event != "started"
     return Seen(state, seen.items if seen is not None and keeps_items else 0)
 
 
@@ -66,7 +66,7 @@ def changes_between(old: Seen | None, new: Seen | None) -> list[Change]:
     found: list[Change] = []
     waits = new.state if new.state in PENDING else State.WAITING
     if old is None:
-        found.append(("queued", waits, 0))
+        found.append(("enqueued", waits, 0))
         old = Seen(waits, 0, new.pk, 0, 0, 0)
     state, items = old.state, old.items
     is_claimed = old.token is not None and old.token != new.token
@@ -75,10 +75,10 @@ def changes_between(old: Seen | None, new: Seen | None) -> list[Change]:
         found.append((_put_back(old, new), waits, 0))
         state, items = waits, 0
     if state in TERMINAL and (is_claimed or new.state in LIVE):
-        found.append(("retried", waits, 0))
+        found.append(("requeued", waits, 0))
         state, items = waits, 0
     if state in PENDING and (is_claimed or new.state in (State.ACTIVE, State.COMPLETED)):
-        found.append(("active", State.ACTIVE, 0))
+        found.append(("started", State.ACTIVE, 0))
         state, items = State.ACTIVE, 0
     if new.items > items:
         found.append(("item", State.ACTIVE, new.items))
@@ -94,7 +94,7 @@ def changes_between(old: Seen | None, new: Seen | None) -> list[Change]:
 
 def _put_back(old: Seen, new: Seen) -> str:
     if (new.failures or 0) > (old.failures or 0):
-        return "failing"
+        return "retried"
     return "stalled" if (new.stalls or 0) > (old.stalls or 0) else "released"
 
 
@@ -104,7 +104,7 @@ def _moved(old: State, new: State) -> str:
         return new.value
     if old is State.BLOCKED:
         return "unblocked"
-    return {State.WAITING: "promoted", State.DELAYED: "delayed"}.get(new, "")
+    return {State.WAITING: "promoted", State.DELAYED: "rescheduled"}.get(new, "")
 
 
 logger = logging.getLogger("djqueue.storage")
@@ -597,7 +597,7 @@ def _seen(row: Row) -> Seen:
 
 
 def _time(row: Row | None, event: str, now: int) -> int:
-    if row is not None and event == "active":
+    if row is not None and event == "started":
         return row[2] or now
     if row is not None and row[3] and event == row[4]:
         return int(row[3])

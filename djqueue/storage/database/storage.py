@@ -331,7 +331,7 @@ class SqlJobs(Jobs):
 
     def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
         states = frozenset({State.DELAYED, State.WAITING})
-        return self._write(lambda tx: transitions.move_in_time(tx, queue, ids, run_at, "delayed", states))
+        return self._write(lambda tx: transitions.move_in_time(tx, queue, ids, run_at, "rescheduled", states))
 
     def update(
         self, queue: str, ids: Sequence[str], priority: int | None = None, payload: bytes | None = None

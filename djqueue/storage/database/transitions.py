@@ -68,7 +68,7 @@ def put_back(tx: Tx, job: StoredJob, outcome: str, delay: int = 0, error: JobFai
     tx.shift(job.queue, State.ACTIVE, job.state)
     tx.woken.add(job.queue)
     stored.save(tx, job)
-    tx.note(job, {"retried": "failing", "released": "released", "stalled": "stalled"}[outcome])
+    tx.note(job, outcome)
 
 
 def fail_active(tx: Tx, job: StoredJob, reason: str, error: JobFailure | None) -> None:
@@ -167,7 +167,7 @@ def revive(
     tx.shift(job.queue, State.FAILED, job.state)
     tx.woken.add(job.queue)
     stored.save(tx, job)
-    tx.note(job, "retried")
+    tx.note(job, "requeued")
 
 
 def remove(tx: Tx, jobs: Sequence[StoredJob]) -> None:
@@ -474,7 +474,7 @@ def _move_pending(tx: Tx, job: StoredJob, to: str) -> str:
     tx.shift(to, None, job.state)
     tx.woken.add(to)
     stored.save(tx, job)
-    tx.note(job, "queued")
+    tx.note(job, "enqueued")
     _rename(tx, old, (to, job.id))
     return "moved"
 

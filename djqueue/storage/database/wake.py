@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from djqueue.core.deadlines import GrowingPause
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.messages import in_one_line
 from djqueue.core.threads import after_fork, fork_lock
@@ -360,22 +361,21 @@ class Follower:
         followed = (_Notified if database.dialect.has_clock else _Watched)(database, self.looks, run)
         run.busy.acquire()
         try:
-            pause = RETRY[0]
+            pause = GrowingPause(*RETRY)
             while not self._has_ended(run, followed):
                 try:
                     wrapper = create_connection(database.alias, database.dialect)
                     try:
                         with wrapper.wrap_database_errors:
                             followed.begin(wrapper)
-                            pause = RETRY[0]
+                            pause.succeeded()
                             while not self._has_ended(run, followed):
                                 followed.step()
                     finally:
                         wrapper.close()
                 except Exception as error:
-                    self._report(error, is_first=pause == RETRY[0])
-                    run.wait(pause)
-                    pause = min(pause * 2, RETRY[1])
+                    self._report(error, is_first=not pause.failures)
+                    run.wait(pause.failed())
         finally:
             run.signal.close()
             connections[database.alias].close()

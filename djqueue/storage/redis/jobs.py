@@ -34,7 +34,7 @@ class RedisJobs(Jobs):
         return self._moved(queue, ids, [b"promoted", b""])
 
     def reschedule(self, queue: str, ids: Sequence[str], run_at: int) -> list[bool]:
-        return self._moved(queue, ids, [b"delayed", run_at])
+        return self._moved(queue, ids, [b"rescheduled", run_at])
 
     def _moved(self, queue: str, ids: Sequence[str], heading: list[Any]) -> list[bool]:
         heading = [*heading, records.pack_groups(self._keyspace.policy(queue))]

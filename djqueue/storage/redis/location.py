@@ -75,7 +75,7 @@ def locate(options: Mapping[str, Any]) -> Endpoint:
     arguments = {**endpoint.arguments, **_connection(given, endpoint)}
     if endpoint.is_cluster and arguments.get("db"):
         raise ConfigurationError(f"{way}: a cluster has only database 0")
-    endpoint = replace(endpoint, arguments=arguments, timeout=_timeout(given))
+    endpoint = replace(endpoint, arguments=arguments, timeout=read_timeout(given))
     endpoint.check()
     return endpoint
 
@@ -114,7 +114,8 @@ def _mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value
 
 
-def _timeout(given: Mapping[str, Any]) -> float:
+def read_timeout(given: Mapping[str, Any]) -> float:
+    """Return the seconds of TIMEOUT. Raises ConfigurationError if it is invalid."""
     if "TIMEOUT" not in given:
         return Endpoint.timeout
     try:

@@ -12,6 +12,9 @@ from djqueue.core.states import TERMINAL, State
 from djqueue.core.suggest import nearest
 from djqueue.core.units import milliseconds
 
+from .client import TIMEOUT
+from .location import read_timeout
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorOptions:
@@ -33,7 +36,7 @@ class RedisOptions:
 
     lease: int = 30_000
     """LEASE: milliseconds (seconds in the setting) for which a claim is valid unless renewed."""
-    timeout: float = 2.0
+    timeout: float = TIMEOUT
     """TIMEOUT: seconds after which a call fails."""
     replicas: int | None = None
     """REPLICAS: number of replicas that confirm a job with `durable=True` before its enqueue returns. None
@@ -51,14 +54,9 @@ class RedisOptions:
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "RedisOptions":
         """Return the options in `given`. Raises ConfigurationError naming an invalid one."""
-        values: dict[str, Any] = {}
-        try:
-            if "LEASE" in given:
-                values["lease"] = _positive("LEASE", milliseconds("LEASE", given["LEASE"]))
-            if "TIMEOUT" in given:
-                values["timeout"] = _positive("TIMEOUT", milliseconds("TIMEOUT", given["TIMEOUT"])) / 1_000
-        except OptionError as error:
-            raise ConfigurationError(str(error)) from None
+        values: dict[str, Any] = {"timeout": read_timeout(given)}
+        if "LEASE" in given:
+            values["lease"] = _duration("LEASE", given["LEASE"])
         if given.get("REPLICAS") is not None:
             replicas = given["REPLICAS"]
             if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
@@ -80,10 +78,15 @@ class RedisOptions:
         return options
 
 
-def _positive(name: str, value: int) -> int:
-    if value < 1:
+def _duration(name: str, value: Any, least: int = 1) -> int:
+    """Return the milliseconds of an option in seconds."""
+    try:
+        length = milliseconds(name, value)
+    except OptionError as error:
+        raise ConfigurationError(str(error)) from None
+    if length < least:
         raise ConfigurationError(f"{name}: must be greater than 0")
-    return value
+    return length
 
 
 def _mirror(given: Any) -> MirrorOptions | None:
@@ -96,10 +99,7 @@ def _mirror(given: Any) -> MirrorOptions | None:
         if name == "STATES":
             values["states"] = _states(value)
         elif name in ("RETENTION", "MAX_LAG"):
-            try:
-                values[name.lower()] = milliseconds(f"MIRROR: {name}", value)
-            except OptionError as error:
-                raise ConfigurationError(str(error)) from None
+            values[name.lower()] = _duration(f"MIRROR: {name}", value, least=0)
         elif name == "KEEP":
             values["keep"] = _keep(value)
         else:
@@ -127,10 +127,7 @@ def _keep(given: Any) -> Mapping[State, Keep]:
         values: dict[str, int] = {}
         for name, value in _items(where, bounds, ("AGE", "COUNT")):
             if name == "AGE":
-                try:
-                    values["age"] = _positive(f"{where}: AGE", milliseconds(f"{where}: AGE", value))
-                except OptionError as error:
-                    raise ConfigurationError(str(error)) from None
+                values["age"] = _duration(f"{where}: AGE", value)
             elif isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ConfigurationError(f"{where}: COUNT: expected a number of rows, got {value!r}")
             else:

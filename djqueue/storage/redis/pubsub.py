@@ -25,7 +25,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-from djqueue.core.deadlines import remaining
+from djqueue.core.deadlines import GrowingPause, remaining
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.messages import in_one_line
 from djqueue.core.threads import after_fork
@@ -187,26 +187,25 @@ class Subscriber:
             self.settled.set()
 
 
-class ReconnectBackoff:
+class ReconnectPause(GrowingPause):
     """When a failed connection is tried again."""
 
+    __slots__ = ("at",)
+
     def __init__(self) -> None:
+        super().__init__(FIRST_WAIT, LAST_WAIT)
         self.at = 0.0
-        self._wait = 0.0
+        """Monotonic seconds before which it is not tried again."""
 
-    @property
-    def is_fresh(self) -> bool:
-        """True if the last attempt did not fail."""
-        return not self._wait
-
-    def failed(self) -> None:
+    def failed(self) -> float:
         """Wait longer than the last time."""
-        self._wait = min(2 * self._wait, LAST_WAIT) or FIRST_WAIT
-        self.at = monotonic() + self._wait
+        self.at = monotonic() + super().failed()
+        return self.length
 
     def succeeded(self) -> None:
         """Let the next attempt begin at once."""
-        self.at = self._wait = 0.0
+        super().succeeded()
+        self.at = 0.0
 
 
 class Channel:
@@ -222,7 +221,7 @@ class Channel:
         """True if it was confirmed before, so that messages may have been missed since."""
         self.home: Address | None = None
         """The node of a cluster to which another one has redirected."""
-        self.retry = ReconnectBackoff()
+        self.retry = ReconnectPause()
 
 
 class PubSubReader:
@@ -241,7 +240,7 @@ class PubSubReader:
         self._lock = lock
         self._links: dict[Address | None, PubSubConnection] = {}
         """Connections by cluster node; without a cluster, the only one."""
-        self._retries: defaultdict[Address | None, ReconnectBackoff] = defaultdict(ReconnectBackoff)
+        self._retries: defaultdict[Address | None, ReconnectPause] = defaultdict(ReconnectPause)
         """Backoff by unreachable server; in a cluster, None is the lookup of slots."""
         self._next_try = inf
         self._astray = False
@@ -407,12 +406,12 @@ class PubSubReader:
             error = error.__cause__ or error  # the outer error does not say where
         self.trouble = in_one_line(error)
         self._is_refused = self._connections.is_single and is_refused(error)
-        level = logging.WARNING if retry.is_fresh else logging.DEBUG
+        level = logging.DEBUG if retry.failures else logging.WARNING
         logger.log(level, "%s: could not subscribe: %s", self._connections.describe(), self.trouble)
         retry.failed()
         self._next_try = min(self._next_try, retry.at)
 
-    def _may_try(self, *retries: ReconnectBackoff) -> bool:
+    def _may_try(self, *retries: ReconnectPause) -> bool:
         at = max(retry.at for retry in retries)
         if at <= monotonic():
             return True

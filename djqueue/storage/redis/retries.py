@@ -8,7 +8,7 @@ import redis
 from redis import exceptions as errors
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.deadlines import CircuitBreaker, Outage
+from djqueue.core.deadlines import CircuitBreaker, GrowingPause, Outage
 from djqueue.core.errors import RestoreInProgressError, StorageError, StorageUnavailableError
 from djqueue.core.messages import in_one_line
 
@@ -48,7 +48,7 @@ class RetryWindow:
     ) -> None:
         self._counts = counts
         self._until = time.monotonic() + timeout
-        self._wait = FIRST_WAIT
+        self._pause = GrowingPause(FIRST_WAIT, LAST_WAIT)
         self._connections = connections
         self._breakers = breakers
         self._name = name
@@ -68,14 +68,14 @@ class RetryWindow:
             # Nothing listens there, and no other server takes over: the next call may try at once.
             self.succeeded()
             raise no_answer(error, self._connections) from error
-        if time.monotonic() + self._wait > self._until:
+        wait = self._pause.failed()
+        if time.monotonic() + wait > self._until:
             outage = no_answer(error, self._connections)
             if isinstance(error, ABSENT):
                 self._failed(str(outage))
             else:
                 self.succeeded()
             raise outage from error
-        wait, self._wait = self._wait, min(2 * self._wait, LAST_WAIT)
         return wait
 
     def succeeded(self) -> None:

@@ -16,7 +16,7 @@ from django.db import Error, connections
 
 from djqueue import models
 from djqueue.core.clock import Clock
-from djqueue.core.deadlines import remaining
+from djqueue.core.deadlines import GrowingPause, remaining
 from djqueue.core.engine import Engine
 from djqueue.core.engine.changes import Journal
 from djqueue.core.enginejob import EngineJob
@@ -278,12 +278,12 @@ class TableJournal(Journal):
     # The thread.
 
     def _run(self) -> None:
-        pause = 0.0
+        pause = GrowingPause(FIRST_RETRY, LAST_RETRY)
         try:
-            while self._next(pause):
+            while self._next(pause.length):
                 try:
                     self.flush()
-                    pause = 0.0
+                    pause.succeeded()
                 except LeaderLeaseLostError as error:
                     self._lost(error)
                     return
@@ -291,12 +291,11 @@ class TableJournal(Journal):
                     connections[self._dialect.alias].close()
                     if monotonic() > self._give_up_at:
                         return
-                    pause = min(2 * pause, LAST_RETRY) if pause else FIRST_RETRY
                     # Other errors than those of the database are defects, and need a traceback.
                     unexpected = None if isinstance(error, Error | OSError) else error
                     logger.warning(
                         "Writing changed jobs failed, retrying in %.1f s: %s",
-                        pause,
+                        pause.failed(),
                         in_one_line(error),
                         exc_info=unexpected,
                     )

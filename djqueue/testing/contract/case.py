@@ -204,7 +204,7 @@ def recorded(storage: Storage, queue: str = QUEUE, job_id: str | None = None) ->
 def so_far(storage: Storage, recorder: Recorder, queue: str = QUEUE) -> list[Event]:
     """Return all events of a recorder so far, after waiting for late ones."""
     fence = enqueue(storage, queue=queue, name="a fence behind the events", delay=LATER)
-    recorder.until("queued", fence)
+    recorder.until("enqueued", fence)
     storage.jobs.remove(queue, [fence])
     recorder.until("removed", fence)
     return [event for event in recorder.events() if event.name != "a fence behind the events"]

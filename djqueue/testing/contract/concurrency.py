@@ -109,7 +109,7 @@ class ConcurrencyContract(StorageCase):
         assert counts(storage) == {State.COMPLETED: 800}
         recorder.until_true(lambda: recorder.count("completed") >= 800, "800 completed jobs")
         told = Counter((event.id, event.event) for event in recorder.events())
-        words = ("queued", "active", "completed")
+        words = ("enqueued", "started", "completed")
         assert told == Counter((job_id, word) for job_id in ids for word in words)
 
     def test_concurrent_outcomes_of_every_kind_leave_exact_counts(self, storage: Storage) -> None:

@@ -151,7 +151,7 @@ class DuplicatesContract(StorageCase):
             enqueue(storage, id="new", unique_key="k", on_duplicate="replace")
             events = [(event.id, event.event) for event in so_far(storage, recorder)]
 
-        assert events == [("old", "cancelled"), ("new", "queued")]
+        assert events == [("old", "cancelled"), ("new", "enqueued")]
 
     def test_replaced_job_leaves_its_place_in_its_group(self, storage: Storage) -> None:
         enqueue(storage, id="old", unique_key="k", group="g")

@@ -182,12 +182,12 @@ class EventsContract(StorageCase):
             events = so_far(storage, recorder)
 
         assert [(event.event, event.state) for event in events] == [
-            ("queued", State.DELAYED),
+            ("enqueued", State.DELAYED),
             ("promoted", State.WAITING),
-            ("active", State.ACTIVE),
+            ("started", State.ACTIVE),
             ("progress", State.ACTIVE),
-            ("failing", State.WAITING),
-            ("active", State.ACTIVE),
+            ("retried", State.WAITING),
+            ("started", State.ACTIVE),
             ("completed", State.COMPLETED),
         ]
         assert {(event.queue, event.id, event.name) for event in events} == {(QUEUE, job_id, "pay")}
@@ -201,8 +201,8 @@ class EventsContract(StorageCase):
             claim(storage, 500)
             events = so_far(storage, recorder)
 
-        assert [event.id for event in events if event.event == "queued"] == ids
-        assert {event.id for event in events if event.event == "active"} == set(ids)
+        assert [event.id for event in events if event.event == "enqueued"] == ids
+        assert {event.id for event in events if event.event == "started"} == set(ids)
         assert len(events) == 1_000
 
     def test_duplicates_send_no_events(self, storage: Storage) -> None:
@@ -229,13 +229,13 @@ class EventsContract(StorageCase):
             so_far(storage, everything)
 
         assert {event.id for event in one.events()} == {"b"}
-        assert one.words() == ["queued", "active", "completed"]
+        assert one.words() == ["enqueued", "started", "completed"]
 
     def test_subscription_can_precede_its_queue_and_job(self, storage: Storage) -> None:
         with recorded(storage, "not yet", job_id="not:yet") as recorder:
             enqueue(storage, queue="not yet", id="not:yet")
 
-            assert recorder.until("queued").id == "not:yet"
+            assert recorder.until("enqueued").id == "not:yet"
 
     def test_no_events_arrive_after_unsubscribing(self, storage: Storage) -> None:
         left, stays, of_one = Recorder(), Recorder(), Recorder()
@@ -243,8 +243,8 @@ class EventsContract(StorageCase):
         unsubscribe_one = storage.events.subscribe(QUEUE, of_one, "a")
         storage.events.subscribe(QUEUE, stays)
         enqueue(storage, id="a")
-        left.until("queued", "a")
-        of_one.until("queued", "a")
+        left.until("enqueued", "a")
+        of_one.until("enqueued", "a")
         so_far(storage, stays)
 
         for stop in (unsubscribe, unsubscribe_one, unsubscribe):
@@ -268,7 +268,7 @@ class EventsContract(StorageCase):
         enqueue(storage, id="a")
         so_far(storage, fence)
 
-        assert recorder.words("a") == ["queued"]
+        assert recorder.words("a") == ["enqueued"]
 
     def test_failing_subscriber_does_not_affect_operations(
         self, storage: Storage, caplog: pytest.LogCaptureFixture
@@ -293,7 +293,7 @@ class EventsContract(StorageCase):
         storage.events.subscribe(QUEUE, follow_up)
         with recorded(storage) as recorder:
             finish(storage, completing(an_active_job(storage, id="first")))
-            recorder.until("queued", "second")
+            recorder.until("enqueued", "second")
 
         assert claim_one(storage).id == "second"
 

@@ -108,7 +108,7 @@ class IdsAndBytesContract(StorageCase):
                 its_own.until("removed", job_id)
                 so_far(storage, all_of_them)
 
-            words = ["queued", "active", "progress", "failed", "retried", "active", "completed"]
+            words = ["enqueued", "started", "progress", "failed", "requeued", "started", "completed"]
             assert its_own.words(job_id) == all_of_them.words(job_id) == [*words, "removed"]
             assert counts(storage) == {}
 

@@ -27,7 +27,7 @@ from .case import SOON, StorageCase
 
 
 class IncidentsContract(StorageCase):
-    """Signals are made of this: `job_stalled`, `job_dead`, `job_cancelled`."""
+    """Signals are made of this: `job_stalled`, `job_failed`, `job_cancelled`."""
 
     @pytest.fixture
     def told(self, storage: Storage) -> list[Incident]:

@@ -44,17 +44,6 @@ from ..factories import (
 from ..waiting import PATIENCE
 from .case import KEYED_ONLY, LATER, LIMITER, SHARING, SOON, UNGROUPED, StorageCase, recorded, so_far
 
-COUNTED = {
-    "queued": "enqueued",
-    "active": "started",
-    "completed": "completed",
-    "failing": "retried",
-    "failed": "failed",
-    "cancelled": "cancelled",
-    "stalled": "stalled",
-}
-"""The total that each event belongs to."""
-
 
 def overview(storage: Storage, queue: str = QUEUE) -> QueueOverview:
     """Return the overview of one queue."""
@@ -349,10 +338,10 @@ class InsightContract(StorageCase):
                 finish(storage, completing(one))
             events = so_far(storage, recorder)
 
-        told = dict.fromkeys(COUNTED.values(), 0)
+        told = dict.fromkeys(Totals._fields, 0)
         for event in events:
-            if event.event in COUNTED:
-                told[COUNTED[event.event]] += 1
+            if event.event in Totals._fields:
+                told[event.event] += 1
         # The fence behind the events is one more job.
         told["enqueued"] += 1
         assert totals(storage) == Totals(**told)

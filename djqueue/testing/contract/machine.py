@@ -324,7 +324,7 @@ class StorageMachine(RuleBasedStateMachine):
         queue, job_id = self.job_at(pick)
         run_at = self.clock.now() + delay
         rescheduled = self.storage.jobs.reschedule(queue, [job_id], run_at)
-        assert rescheduled == [self.reference.move(queue, job_id, run_at, "delayed", MOVABLE)]
+        assert rescheduled == [self.reference.move(queue, job_id, run_at, "rescheduled", MOVABLE)]
 
     @rule(pick=numbers, priority=st.integers(-1, 1), payload=st.sampled_from([b"", b"updated"]))
     def update(self, pick: int, priority: int, payload: bytes) -> None:
@@ -522,7 +522,7 @@ def _by_job(events: Iterable[ModelEvent]) -> list[ModelEvent]:
     return [
         event
         for event, following in zip_longest(found, found[1:])
-        if event[2] != "removed" or following is None or (*event[:2], "queued") != following[:3]
+        if event[2] != "removed" or following is None or (*event[:2], "enqueued") != following[:3]
     ]
 
 

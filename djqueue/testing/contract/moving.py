@@ -151,7 +151,7 @@ class MovingContract(StorageCase):
             come = [(event.id, event.event, event.state) for event in so_far(storage, there, TO)]
 
         assert gone == [("order:1", "removed", State.WAITING)]
-        assert come == [("order:1", "queued", State.WAITING)]
+        assert come == [("order:1", "enqueued", State.WAITING)]
 
     # What stands in its way.
 

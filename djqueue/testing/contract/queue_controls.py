@@ -277,7 +277,7 @@ class QueueControlsContract(StorageCase):
             assert not storage.queues.is_paused(QUEUE)
             ids = enqueue_many(storage, 2)
             assert claim_ids(storage, 10) == ids
-            recorder.until("active", ids[1])
+            recorder.until("started", ids[1])
 
     def test_obliterate_affects_only_its_queue(self, storage: Storage) -> None:
         enqueue(storage, queue="left", id="same", unique_key="k")

@@ -586,7 +586,7 @@ class Reference:
                 self.take_key(job)
             self.jobs.append(job)
             self.make_pending(job)
-            self.emit_event(job, "queued")
+            self.emit_event(job, "enqueued")
             added.append(job)
             answers.append((job_id, "queued", None, None))
         self.settle()
@@ -637,7 +637,7 @@ class Reference:
                 if job.options.group is not None and (bucket := self.bucket(queue, job.options.group)):
                     bucket.tokens -= 1
                 self.advance_group(queue, job.options.group)
-                self.emit_event(job, "active")
+                self.emit_event(job, "started")
                 if alone:
                     break
             if alone:
@@ -745,7 +745,7 @@ class Reference:
         else:
             self.leave_state(job)
         self.make_pending(job, front=front, was_active=was_active)
-        self.emit_event(job, "failing" if outcome == "retried" else outcome)
+        self.emit_event(job, outcome)
 
     def update(self, queue: str, job_id: str, priority: int, payload: bytes) -> bool:
         job = self.job(queue, job_id)
@@ -813,7 +813,7 @@ class Reference:
         job.unmet = {key for key, state in states.items() if state is not State.COMPLETED}
         answer = "blocked_again" if job.unmet else "retried"
         self.make_pending(job)
-        self.emit_event(job, "retried")
+        self.emit_event(job, "requeued")
         self.bind_all(job, job.options.depends_on if states else ())
         return answer
 

@@ -94,7 +94,7 @@ class StallsContract(StorageCase):
                 self.lose_lease(storage, claim_one(storage).lease)
             words = [event.event for event in so_far(storage, recorder)]
 
-        assert words == ["queued", "active", "stalled", "active", "stalled", "failed"]
+        assert words == ["enqueued", "started", "stalled", "started", "stalled", "failed"]
 
     def test_stalls_do_not_count_as_failures(self, storage: Storage) -> None:
         enqueue(storage, id="order:1", max_attempts=1, max_stalls=5)

@@ -17,8 +17,8 @@ from djqueue.core.errors import (
     JobCancelledError,
     JobFailedError,
     JobNotFoundError,
-    JobTimeoutError,
     MaxRetriesError,
+    ResultTimeoutError,
     StreamRestartedError,
 )
 from djqueue.core.job import Claimed, ItemMark
@@ -504,9 +504,9 @@ class StreamingContract(StorageCase):
         emit(storage, run, *encoded(1))
         found: list[Any] = []
 
-        with pytest.raises(JobTimeoutError, match="was not stopped"):
+        with pytest.raises(ResultTimeoutError, match="was not stopped"):
             read(storage, run.id, 0.05, into=found)
-        with pytest.raises(JobTimeoutError, match="was not stopped"):
+        with pytest.raises(ResultTimeoutError, match="was not stopped"):
             aread(storage, run.id, 0.05)
 
         assert found == [1]
@@ -733,7 +733,7 @@ def worked_at_once(storage: Storage, work: Callable[[Claimed], None]) -> Iterato
     done = ThreadEvent()
 
     def on_event(event: Any) -> None:
-        if event.event == "queued":
+        if event.event == "enqueued":
             for claimed in claim(storage):
                 work(claimed)
             done.set()

@@ -26,7 +26,7 @@ class TransitionTableContract(StorageCase):
             enqueue(storage, id="waiting")
             enqueue(storage, id="delayed", delay=1_000_000)
             enqueue(storage, id="blocked", depends_on=((QUEUE, "waiting"),))
-            recorder.until("queued", "blocked")
+            recorder.until("enqueued", "blocked")
             log = TransitionLog()
             log.follow(recorder.events())
 

@@ -71,7 +71,7 @@ class TransitionLog:
                 removed.add(event.id)
             elif event.event in NOTICES:
                 self._expect(before == event.state == State.ACTIVE, event, before)
-            elif event.event == "queued":
+            elif event.event == "enqueued":
                 self._queued(event, before, event.id in removed)
                 removed.discard(event.id)
                 states[event.id] = event.state

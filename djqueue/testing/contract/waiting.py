@@ -14,8 +14,8 @@ from djqueue.core.errors import (
     JobCancelledError,
     JobFailedError,
     JobNotFoundError,
-    JobTimeoutError,
     MaxRetriesError,
+    ResultTimeoutError,
 )
 from djqueue.core.job import Claimed, Event, Outcome
 from djqueue.core.states import State
@@ -87,7 +87,7 @@ class WaitingContract(StorageCase):
         def end(claimed: Claimed) -> Outcome:
             return retrying(claimed) if claimed.failures == 0 else completing(claimed)
 
-        with ended_at_once(storage, end, "queued", "failing"):
+        with ended_at_once(storage, end, "enqueued", "retried"):
             assert results.enqueue_and_wait(storage, batch(), PATIENCE) == "result"
 
     @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ class WaitingContract(StorageCase):
         # The enqueue itself must arrive on a busy machine, too.
         with (
             patch.object(results, "LAST_LOOK", PATIENCE),
-            pytest.raises(JobTimeoutError, match="was not stopped"),
+            pytest.raises(ResultTimeoutError, match="was not stopped"),
         ):
             results.enqueue_and_wait(storage, batch(ids=["a"]), 0)
 
@@ -144,7 +144,7 @@ def ended_at_once(storage: Storage, end: End, *words: str) -> Iterator[None]:
     """Claim and end each job that such an event (`queued` unless given) reports."""
 
     def on_event(event: Event) -> None:
-        if event.event in (words or ("queued",)):
+        if event.event in (words or ("enqueued",)):
             for claimed in claim(storage):
                 storage.finish([end(claimed)])
 

@@ -6,9 +6,9 @@ import sys
 import pytest
 from django.test import Client
 
-from djqueue import ConfigurationError
 from djqueue.conf import problems, read_settings
 from djqueue.contrib.metrics import views
+from djqueue.errors import ConfigurationError
 
 from .scraping import TOKEN
 

@@ -11,6 +11,8 @@ from djqueue.client import get_storage, registry
 from djqueue.client.declarations import declared
 from djqueue.contrib.tasks import DjqueueTask, task
 from djqueue.contrib.tasks.compat import InvalidTask, task_backends
+from djqueue.contrib.tasks.definitions import PER_ENQUEUE
+from djqueue.core.options import PARSERS
 from djqueue.core.states import State
 from djqueue.testing.assertions import assert_enqueued, assert_not_enqueued
 
@@ -33,6 +35,16 @@ def guarded() -> None:
 
 def retried() -> None:
     """Run up to five times."""
+
+
+OF_DJANGO = {"priority", "queue", "run_at", "delay", "enqueue_on_commit"}
+"""Options that tasks have under names of Django, or in the settings of their backend."""
+NOT_OF_TASKS = {"depends_on", "on_dependency_failure", "lifo", "durable", "content_type"}
+"""Options of flows and of the storage."""
+
+
+def test_tasks_have_each_option_of_jobs_or_none_by_decision() -> None:
+    assert {*PER_ENQUEUE} | OF_DJANGO | NOT_OF_TASKS == PARSERS.keys()
 
 
 def test_options_reach_the_job(backend: Any) -> None:

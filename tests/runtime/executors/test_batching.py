@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
-from djqueue import Discard, OptionError, Queue, Snooze, UnrecoverableError, current_job, job
+from djqueue import Discard, Queue, Snooze, UnrecoverableError, current_job, job
 from djqueue.client import registry
+from djqueue.errors import OptionError
 from djqueue.runtime.executors.batching import spread
 from djqueue.storage.redis import RedisStorage
 from tests.runtime.running import messages, reached, record, work_off, working

@@ -362,8 +362,8 @@ async def test_process_of_an_unsandboxed_job_may_not_request_enqueues(storage):
 
 
 def test_error_for_a_too_large_request_names_the_limits():
-    from djqueue import PayloadTooLargeError
     from djqueue.core.job import Batch
+    from djqueue.errors import PayloadTooLargeError
 
     one = Batch("mail", "mail", JobOptions(), [b"x" * 3_000_000])
     with pytest.raises(PayloadTooLargeError, match=r"2 jobs .* are too many for one step"):

@@ -7,10 +7,11 @@ import threading
 
 import pytest
 
-from djqueue import ConfigurationError, OptionError, Permissions, Worker, job
+from djqueue import Permissions, Worker, job
 from djqueue.client import JobType
 from djqueue.core.permissions import NOTHING
 from djqueue.core.states import State
+from djqueue.errors import ConfigurationError, OptionError
 from djqueue.runtime.executors.processes import template
 from djqueue.runtime.executors.sandbox import SandboxUnavailableError, apply, landlock
 from djqueue.runtime.runs import Stop

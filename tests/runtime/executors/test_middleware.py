@@ -6,7 +6,8 @@ from functools import partial
 
 import pytest
 
-from djqueue import ConfigurationError, Discard, Worker
+from djqueue import Discard, Worker
+from djqueue.errors import ConfigurationError
 from tests.runtime.running import HANDLER, record, work_off
 
 PATH = "tests.runtime.executors.test_middleware"

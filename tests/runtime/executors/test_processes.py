@@ -10,12 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from djqueue import ConfigurationError, Worker
+from djqueue import Worker
 from djqueue.client import JobType
 from djqueue.conf import get_settings
 from djqueue.core import procfs
 from djqueue.core.job import ItemMark, JobRecord
 from djqueue.core.states import State
+from djqueue.errors import ConfigurationError
 from djqueue.runtime.executors.processes import frames, jobprocess, kernel
 from djqueue.runtime.executors.processes import template as templates
 from djqueue.runtime.runs import Stop
@@ -286,7 +287,7 @@ async def test_address_space_of_a_process_is_limited(site):
 async def test_processor_time_of_a_process_is_limited(site):
     reason, kind, message = await site.failure(jobs.burns)
 
-    assert (reason, kind) == ("timeout", "JobTimeoutError")
+    assert (reason, kind) == ("cpu_limit", "JobLimitError")
     assert "1 s of processor time" in message
 
 
@@ -651,7 +652,7 @@ async def test_limits_apply_to_jobs_in_a_reused_pool(site):
 
 
 async def test_processor_time_limit_kills_a_job_that_ignores_the_signal(site):
-    assert (await site.failure(jobs.burns_and_ignores))[0] == "timeout"
+    assert (await site.failure(jobs.burns_and_ignores))[0] == "cpu_limit"
 
 
 async def test_process_that_requests_without_reading_replies_is_killed(site):

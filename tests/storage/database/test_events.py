@@ -19,29 +19,29 @@ def words(old, new):
     [
         (None, None, []),
         (WAITING, WAITING, []),
-        (None, WAITING, ["queued"]),
-        (None, WAITING._replace(state=State.DELAYED), ["queued"]),
-        (None, ACTIVE, ["queued", "active"]),
-        (None, COMPLETED, ["queued", "active", "completed"]),
-        (WAITING, ACTIVE, ["active"]),
-        (WAITING, COMPLETED, ["active", "completed"]),
+        (None, WAITING, ["enqueued"]),
+        (None, WAITING._replace(state=State.DELAYED), ["enqueued"]),
+        (None, ACTIVE, ["enqueued", "started"]),
+        (None, COMPLETED, ["enqueued", "started", "completed"]),
+        (WAITING, ACTIVE, ["started"]),
+        (WAITING, COMPLETED, ["started", "completed"]),
         (WAITING, WAITING._replace(state=State.CANCELLED), ["cancelled"]),
         (WAITING._replace(state=State.DELAYED), WAITING, ["promoted"]),
         (WAITING._replace(state=State.BLOCKED), WAITING, ["unblocked"]),
-        (WAITING, WAITING._replace(state=State.DELAYED), ["delayed"]),
+        (WAITING, WAITING._replace(state=State.DELAYED), ["rescheduled"]),
         (ACTIVE, COMPLETED, ["completed"]),
         (ACTIVE, COMPLETED._replace(state=State.FAILED), ["failed"]),
-        (ACTIVE, WAITING._replace(token=11, failures=1), ["failing"]),
+        (ACTIVE, WAITING._replace(token=11, failures=1), ["retried"]),
         (ACTIVE, WAITING._replace(token=11, stalls=1), ["stalled"]),
         (ACTIVE, WAITING._replace(token=11), ["released"]),
-        (ACTIVE, ACTIVE._replace(token=12, failures=1), ["failing", "active"]),
+        (ACTIVE, ACTIVE._replace(token=12, failures=1), ["retried", "started"]),
         (ACTIVE, ACTIVE._replace(items=3), ["item"]),
         (ACTIVE, COMPLETED._replace(items=3), ["item", "completed"]),
         (ACTIVE, ACTIVE._replace(progress=b"1"), ["progress"]),
-        (COMPLETED._replace(state=State.FAILED), WAITING._replace(token=11), ["retried"]),
-        (COMPLETED._replace(state=State.FAILED), ACTIVE._replace(token=12), ["retried", "active"]),
+        (COMPLETED._replace(state=State.FAILED), WAITING._replace(token=11), ["requeued"]),
+        (COMPLETED._replace(state=State.FAILED), ACTIVE._replace(token=12), ["requeued", "started"]),
         (COMPLETED, None, ["removed"]),
-        (COMPLETED, WAITING._replace(pk=2), ["removed", "queued"]),
+        (COMPLETED, WAITING._replace(pk=2), ["removed", "enqueued"]),
     ],
 )
 def test_changes_between_two_looks(old, new, expected):
@@ -51,16 +51,16 @@ def test_changes_between_two_looks(old, new, expected):
 @pytest.mark.parametrize(
     ("event", "state", "row"),
     [
-        ("queued", State.WAITING, WAITING),
-        ("active", State.ACTIVE, ACTIVE),
-        ("active", State.ACTIVE, ACTIVE._replace(token=12, failures=1)),
-        ("failing", State.DELAYED, WAITING._replace(state=State.DELAYED, token=11, failures=1)),
+        ("enqueued", State.WAITING, WAITING),
+        ("started", State.ACTIVE, ACTIVE),
+        ("started", State.ACTIVE, ACTIVE._replace(token=12, failures=1)),
+        ("retried", State.DELAYED, WAITING._replace(state=State.DELAYED, token=11, failures=1)),
         ("completed", State.COMPLETED, COMPLETED),
         ("progress", State.ACTIVE, ACTIVE._replace(progress=b"1")),
     ],
 )
 def test_what_an_event_has_told_is_not_news_in_the_row(event, state, row):
-    seen = None if event == "queued" else WAITING
+    seen = None if event == "enqueued" else WAITING
 
     assert words(seen_after(seen, event, state, 0), row) == []
 
@@ -74,7 +74,7 @@ def test_items_that_an_event_has_counted_are_not_news():
 
 
 def test_next_attempt_counts_its_items_from_the_first():
-    seen = seen_after(seen_after(ACTIVE, "item", State.ACTIVE, 3), "active", State.ACTIVE, 0)
+    seen = seen_after(seen_after(ACTIVE, "item", State.ACTIVE, 3), "started", State.ACTIVE, 0)
 
     assert changes_between(seen, ACTIVE._replace(items=2)) == [("item", State.ACTIVE, 2)]
 

@@ -100,7 +100,7 @@ def test_events_of_another_process_reach_a_subscriber_to_the_queue(make, other):
     other.ask("remove a")
 
     recorder.until("removed", "a")
-    assert recorder.words("a") == ["queued", "active", "completed", "removed"]
+    assert recorder.words("a") == ["enqueued", "started", "completed", "removed"]
 
 
 def test_events_of_another_process_reach_a_subscriber_to_one_job(make, other):
@@ -108,11 +108,11 @@ def test_events_of_another_process_reach_a_subscriber_to_one_job(make, other):
     storage.events.subscribe(QUEUE, recorder, "a")
 
     other.ask("enqueue a")
-    recorder.until("queued")
+    recorder.until("enqueued")
     other.ask("begin 1")
-    recorder.until("active")
+    recorder.until("started")
 
-    assert recorder.words() == ["queued", "active"]
+    assert recorder.words() == ["enqueued", "started"]
     assert {event.id for event in recorder.events()} == {"a"}
 
 
@@ -126,7 +126,7 @@ def test_items_and_the_end_reach_a_subscriber_to_one_job(make, other):
     other.ask("remove a")
     recorder.until("removed")
 
-    assert recorder.words() == ["active", "item", "completed", "removed"]
+    assert recorder.words() == ["started", "item", "completed", "removed"]
     [item] = [event for event in recorder.events() if event.event == "item"]
     assert item.items == 2
 
@@ -142,7 +142,7 @@ def test_no_event_arrives_twice(make, other, job_id):
     other.ask("remove a")
     recorder.until("removed", "a")
 
-    assert recorder.words("a") == ["queued", "active", "completed", "removed"]
+    assert recorder.words("a") == ["enqueued", "started", "completed", "removed"]
 
 
 def test_two_storages_of_one_process_share_events(make):
@@ -151,15 +151,15 @@ def test_two_storages_of_one_process_share_events(make):
 
     enqueue(other, id="a")
 
-    recorder.until("queued", "a")
-    assert recorder.words() == ["queued"]
+    recorder.until("enqueued", "a")
+    assert recorder.words() == ["enqueued"]
 
 
 def test_subscription_to_one_job_costs_other_processes_nothing(make, other):
     storage, recorder = make(connect=False), Recorder()
     storage.events.subscribe(QUEUE, recorder, "a")
     other.ask("enqueue a")
-    recorder.until("queued")
+    recorder.until("enqueued")
 
     assert not models.ObservedQueue.objects.exists()
     assert not models.JobEvent.objects.exists()
@@ -193,7 +193,7 @@ def test_no_event_is_missed_after_the_subscription(make):
         recorder = Recorder()
         storage.events.subscribe(QUEUE, recorder)
         before = set(models.Job.objects.values_list("job_id", flat=True))
-        recorder.until("queued")
+        recorder.until("enqueued")
         producer.tell("stop")
         count = int(producer.line())
 
@@ -206,7 +206,7 @@ def test_old_events_are_removed(make, other):
     storage, recorder = make(), Recorder()
     storage.events.subscribe(QUEUE, recorder)
     other.ask("enqueue a")
-    recorder.until("queued", "a")
+    recorder.until("enqueued", "a")
     models.JobEvent.objects.update(at=0)
 
     storage.sweep()

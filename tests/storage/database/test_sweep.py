@@ -110,7 +110,7 @@ def test_old_events_are_deleted_in_transactions_of_limited_size(make, monkeypatc
     storage = make()
     monkeypatch.setattr(sweep, "EVENTS", 2)
     models.JobEvent.objects.bulk_create(
-        models.JobEvent(queue=QUEUE, job_id=str(n), name="n", event="queued", state="waiting", at=0)
+        models.JobEvent(queue=QUEUE, job_id=str(n), name="n", event="enqueued", state="waiting", at=0)
         for n in range(5)
     )
     deleted = []

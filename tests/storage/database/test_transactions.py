@@ -76,8 +76,8 @@ def test_rolled_back_transaction_leaves_nothing(make, connect):
 
     enqueue(storage, id="done")
     assert wakes.arrived()
-    recorder.until("queued", "done")
-    assert recorder.words() == ["queued"]
+    recorder.until("enqueued", "done")
+    assert recorder.words() == ["enqueued"]
     assert claim_ids(storage, 5) == ["done"]
     assert counts(storage)[State.ACTIVE] == 1
 
@@ -95,7 +95,7 @@ def test_committed_transaction_wakes_and_publishes_then(make, connect):
         assert recorder.words() == []
 
     assert wakes.arrived()
-    recorder.until("queued", job_id)
+    recorder.until("enqueued", job_id)
 
 
 def test_rolled_back_savepoint_leaves_nothing(make):
@@ -109,7 +109,7 @@ def test_rolled_back_savepoint_leaves_nothing(make):
     assert claim_ids(storage, 5) == ["outer"]
     # A job that was about to be published does not stay unnoticed.
     enqueue(storage, id="inner")
-    recorder.until("queued")
+    recorder.until("enqueued")
     eventually(lambda: not storage.events._unpublished)
 
 
@@ -325,7 +325,7 @@ def test_journal_mode_is_a_warning_unless_the_first_worker_will_change_it(mode, 
 @on_sqlite
 def test_database_in_memory_is_used_by_its_thread(tables):
     with Child("memory") as child:
-        assert child.line() == "['a'] ['queued', 'active'] 1"
+        assert child.line() == "['a'] ['enqueued', 'started'] 1"
         assert child.finish() == 0
 
 
@@ -693,14 +693,14 @@ def test_subscriber_to_buffered_jobs_may_use_the_storage(make):
     storage, recorder = make(), Recorder()
 
     def follow_up(event):
-        if event.id == "a" and event.event == "queued":
+        if event.id == "a" and event.event == "enqueued":
             enqueue(storage, id="b")
 
     storage.events.subscribe(QUEUE, follow_up)
     storage.events.subscribe(QUEUE, recorder)
     storage.enqueue([batch(ids=["a"], durable=False)._replace(fresh=True)])
 
-    recorder.until("queued", "b")
+    recorder.until("enqueued", "b")
     assert claim_ids(storage, 5) == ["a", "b"]
 
 

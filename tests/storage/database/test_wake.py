@@ -134,8 +134,8 @@ def test_rolled_back_transaction_wakes_nobody(make, sleeper):
     enqueue(producer, id="done")
 
     assert wakes.arrived()
-    recorder.until("queued", "done")
-    assert recorder.words() == ["queued"]
+    recorder.until("enqueued", "done")
+    assert recorder.words() == ["enqueued"]
 
 
 def test_transaction_wakes_after_its_commit(make, sleeper):
@@ -251,7 +251,7 @@ def test_subscriber_may_subscribe_and_enqueue(make):
     storage.events.subscribe(QUEUE, first)
     enqueue(producer, id="a")
 
-    second.until("queued", "b")
+    second.until("enqueued", "b")
 
 
 def test_subscription_in_a_transaction_does_not_wait_for_it(make):
@@ -263,7 +263,7 @@ def test_subscription_in_a_transaction_does_not_wait_for_it(make):
 
     enqueue(producer, id="b")
 
-    recorder.until("queued", "b")
+    recorder.until("enqueued", "b")
 
 
 @on_postgresql
@@ -287,12 +287,12 @@ def test_event_of_an_earlier_id_that_commits_later_is_delivered(make):
     thread.start()
     assert taken.wait(PATIENCE)
     enqueue(producer, id="quick")
-    recorder.until("queued", "quick")
+    recorder.until("enqueued", "quick")
     may_commit.set()
     thread.join()
 
-    recorder.until("queued", "slow")
-    assert recorder.words("quick") == ["queued"]
+    recorder.until("enqueued", "slow")
+    assert recorder.words("quick") == ["enqueued"]
 
 
 @on_postgresql
@@ -335,7 +335,7 @@ def test_many_events_are_read_in_pages(make, monkeypatch):
 
     ids = enqueue_many(producer, 50)
 
-    recorder.until_true(lambda: recorder.count("queued") == 50, "all events")
+    recorder.until_true(lambda: recorder.count("enqueued") == 50, "all events")
     assert [event.id for event in recorder.events()] == ids
 
 

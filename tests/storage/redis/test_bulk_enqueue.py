@@ -258,7 +258,7 @@ def test_subscription_begins_with_the_enqueue_of_its_job(storage, redis_server):
     assert redis_server.run("EXISTS", f"{{q:{QUEUE}}}:watch") == 0
     storage.enqueue([batch(ids=["a"])._replace(fresh=True)])
 
-    eventually(lambda: [event.event for event in heard] == ["queued"])
+    eventually(lambda: [event.event for event in heard] == ["enqueued"])
     unsubscribe()
 
 

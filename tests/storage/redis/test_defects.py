@@ -239,7 +239,7 @@ def test_p9_ids_and_queue_names_may_contain_any_characters(storage, queue):
     finish(storage, completing(claimed))
 
     recorder.until("completed")
-    words = ["queued", "active", "completed"]
+    words = ["enqueued", "started", "completed"]
     assert [(event.id, event.event) for event in recorder.events()] == [("user:42", word) for word in words]
     assert counts(storage, queue) == {State.COMPLETED: 1}
     assert counts(storage, "other") == {}

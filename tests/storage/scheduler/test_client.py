@@ -213,7 +213,7 @@ def test_subscription_goes_on_with_the_next_scheduler(scheduler, client, make_st
     make_storage(here=True)
     eventually(lambda: enqueue(client) and recorder.events())
 
-    recorder.until("queued", enqueue(client))
+    recorder.until("enqueued", enqueue(client))
 
 
 def test_folder_that_others_may_open_is_refused(make_storage, tmp_path):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from djqueue.core import procfs
-from djqueue.core.errors import JobError, JobMemoryLimitError, JobTimeoutError, WorkerCrashedError
+from djqueue.core.errors import JobError, JobLimitError, JobMemoryLimitError, WorkerCrashedError
 from djqueue.core.executors import ISOLATED, SUBPROCESS, JobLimits
 from djqueue.core.job import Outcome
 from djqueue.core.workers import ProcessInfo
@@ -231,7 +231,7 @@ class JobProcess:
             return JobMemoryLimitError(f"used {used} of memory; its limit is {limit}"), "memory_limit"
         if killed == "cpu" and limits.cpu is not None:
             seconds = limits.cpu / 1_000
-            return JobTimeoutError(f"used more than its limit of {seconds:g} s of processor time"), "timeout"
+            return JobLimitError(f"used more than its limit of {seconds:g} s of processor time"), "cpu_limit"
         if killed.startswith("storage"):
             text = f"its process could not read from the storage ({killed[9:]})"
         elif killed.startswith("violation"):

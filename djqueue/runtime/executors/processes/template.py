@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import msgpack
 
 from djqueue.core import procfs
+from djqueue.core.deadlines import GrowingPause
 from djqueue.core.executors import JobLimits
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.executors.sandbox import SandboxError
@@ -336,7 +337,7 @@ class TemplateKeeper:
         """The template that forks."""
         self._retired: list[Template] = []
         """Templates that fork no more, until the jobs of their processes have ended."""
-        self._retry = 0.0
+        self._pause = GrowingPause(FIRST_RETRY, LAST_RETRY)
         self._wanted = asyncio.Event()
         self._sweeping: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -350,7 +351,7 @@ class TemplateKeeper:
     @property
     def delay_of_waiting(self) -> int:
         """Milliseconds after which a template may be ready."""
-        return int(max(self._retry, FIRST_RETRY) * 1_000)
+        return int((self._pause.length or FIRST_RETRY) * 1_000)
 
     def fork(self, name: str, limits: JobLimits) -> Forked:
         """Fork a process from the template that is ready. Raises TemplateError, OSError."""
@@ -408,15 +409,15 @@ class TemplateKeeper:
                 template = await self._started()
                 self._wanted.clear()
                 self._user.fork_wanted()
-                self._retry = 0.0
+                self._pause.succeeded()
             except Exception as error:
                 # Jobs must not wait without end, whatever it is. Only a TemplateError affects those that run.
-                self._retry = min(max(FIRST_RETRY, 2 * self._retry), LAST_RETRY)
-                self._events.template_failed(error, self._retry)
+                pause = self._pause.failed()
+                self._events.template_failed(error, pause)
                 self._user.release_waiting(self.delay_of_waiting)
                 if isinstance(error, TemplateError) and self.template is not None:
                     self.template.close()
-                await asyncio.sleep(self._retry)
+                await asyncio.sleep(pause)
                 continue
             await self._until_wanted(template)
 

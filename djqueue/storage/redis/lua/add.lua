@@ -30,7 +30,7 @@ end
 add('n:' .. name, count)
 if watching then
   --! insert watched
-  for i = 1, count do emit_event(ids[i], name, 'queued', 'waiting') end
+  for i = 1, count do emit_event(ids[i], name, 'enqueued', 'waiting') end
 end
 woken = true
 

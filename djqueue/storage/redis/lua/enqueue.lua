@@ -74,7 +74,7 @@ local function create(id, start, rest, result_key, log_key, items_key, rival, ow
     save(job) --@ enqueue: failed|cancelled -> waiting|delayed|blocked
   end
   if limit and rank ~= '' then call('ZADD', DROPS, 0, drop_member(job, rank)) end
-  emit_event(id, name, 'queued', NAMES[job.state])
+  emit_event(id, name, 'enqueued', NAMES[job.state])
   return {'queued', id, rival and rival.id or nil}
 end
 

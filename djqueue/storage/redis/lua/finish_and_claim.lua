@@ -147,7 +147,7 @@ local function start(id, number, blob, st)
   claimed[n + 1], claimed[n + 2], claimed[n + 3] = id, blob, extra
   leased[l + 1], leased[l + 2] = now + lease, id
   ids[#ids + 1] = id
-  if watching then emit_event(id, name, 'active', 'active') end
+  if watching then emit_event(id, name, 'started', 'active') end
 end
 
 -- Take up to `limit` waiting jobs; return them, their records and their state entries. All are taken before one starts:

@@ -235,7 +235,7 @@ if watching then
   for i = 1, outcomes do
     if is_watched(ids[i]) then emit_event(ids[i], name_of(call('HGET', JOBS, ids[i])), 'completed', 'completed') end
   end
-  for i = 1, count do emit_event(wanted[i], name_of(blobs[i]), 'active', 'active') end
+  for i = 1, count do emit_event(wanted[i], name_of(blobs[i]), 'started', 'active') end
 end
 
 -- Claims change the number of the last token, which pages compare like the version.

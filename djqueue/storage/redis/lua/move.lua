@@ -10,7 +10,7 @@ local replies = {}
 for i = ARGS + 3, #ARGV do
   local job = load(ARGV[i])
   local state = job and NAMES[job.state]
-  local may = state == 'delayed' or event == 'delayed' and state == 'waiting'
+  local may = state == 'delayed' or event == 'rescheduled' and state == 'waiting'
   if may then move(job, run_at, event) end
   replies[#replies + 1] = may and 1 or 0
 end

@@ -46,7 +46,7 @@ local function again(job, outcome, data)
   put_back(job, outcome ~= 'retried')
   save(job) --@ retry: active -> waiting|delayed --@ release: active -> waiting|delayed
   woken = true
-  emit_event(job.id, job.name, outcome == 'retried' and 'failing' or 'released', NAMES[job.state])
+  emit_event(job.id, job.name, outcome, NAMES[job.state])
 end
 
 local function apply(i, job, kind, data)

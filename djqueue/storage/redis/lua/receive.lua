@@ -242,7 +242,7 @@ local function receive_job(m, result_key, log_key, items_key, moved_key)
   make_pending(job)
   save(job) --@ nothing changes but the queue
   woken = true
-  emit_event(id, job.name, 'queued', NAMES[job.state])
+  emit_event(id, job.name, 'enqueued', NAMES[job.state])
   if before then send(source, {'gone', id, before}) end
 end
 

@@ -52,7 +52,7 @@ local function revive(job, retries, unmet)
   if unmet and job.o.depends_on then depend_again(job, unmet) end
   make_pending(job)
   save(job) --@ retry_dead: failed -> waiting|blocked
-  emit_event(job.id, job.name, 'retried', NAMES[job.state])
+  emit_event(job.id, job.name, 'requeued', NAMES[job.state])
 end
 
 -- Remove a job that is not active.

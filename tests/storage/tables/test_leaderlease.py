@@ -55,3 +55,16 @@ def test_renewing_holder_keeps_the_lease(clock: FakeClock) -> None:
         clock.advance(TTL - 1)
         first.renew()
         assert not LeaderLease("default", clock, "mirror").acquire()
+
+
+def test_holder_is_known_to_others_until_it_releases_the_lease(clock: FakeClock) -> None:
+    other = LeaderLease("default", clock, "mirror")
+    assert other.holder() is None
+    first = held(clock)
+
+    holder = other.holder()
+    assert holder is not None
+    assert holder.pid == os.getpid()
+
+    first.release()
+    assert other.holder() is None

@@ -1093,14 +1093,14 @@ def test_rows_written_by_others_change_the_version(storage, mirror):
 
 
 def test_changes_of_mirrored_rows_in_one_millisecond_have_different_versions(storage, clock, tables):
-    mine = leaderlease.LeaderLease("default", clock)
-    assert mine.take()
+    mine = leaderlease.LeaderLease("default", clock, "mirror")
+    assert mine.acquire()
     seen = [leaderlease.version("default")]
     for _ in range(3):
-        mine.hold(changes_jobs=True)
+        mine.renew(changes_jobs=True)
         seen.append(leaderlease.version("default"))
     clock.jump(-60_000)
-    mine.hold(changes_jobs=True)
+    mine.renew(changes_jobs=True)
     seen.append(leaderlease.version("default"))
     assert len(set(seen)) == len(seen)
 

@@ -300,7 +300,7 @@ class DatabaseStorage(Storage):
     def maintain(self) -> None:
         if self.database.read(workers.killed, is_single=True):
             self.database.write(workers.forget_killed)
-        if self._leadership.take():
+        if self._leadership.acquire():
             try:
                 self.sweep()
             except Exception:

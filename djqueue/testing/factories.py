@@ -2,7 +2,7 @@
 
 The makers use nothing but the storage contract, so they serve on any storage:
 
-    claimed = an_active_job(storage, group="g")
+    claimed = an_active_job(storage, concurrency_key="g")
     storage.finish([completing(claimed)])
 """
 

@@ -35,9 +35,9 @@ def test_every_setting_is_read() -> None:
                     "LEASE": 60,
                     "RATE": "100/m",
                     "CONCURRENCY": 3,
-                    "GROUP_CONCURRENCY": 2,
-                    "GROUP_RATE": "10/s",
-                    "GROUP_WEIGHTS": {"gold": 3},
+                    "KEY_CONCURRENCY": 2,
+                    "KEY_RATE": "10/s",
+                    "KEY_WEIGHTS": {"gold": 3},
                     "MAX_SIZE": 100,
                     "WHEN_FULL": "block",
                     "BLOCK_TIMEOUT": 2.5,
@@ -68,8 +68,8 @@ def test_every_setting_is_read() -> None:
     assert settings.enqueue_on_commit == "other"
     policy = settings.policy("emails")
     assert (policy.lease, policy.rate) == (60_000, Rate(100, 60_000))
-    assert (policy.concurrency, policy.group_concurrency) == (3, 2)
-    assert (policy.group_rate, policy.group_weights) == (Rate(10, 1_000), {"gold": 3})
+    assert (policy.concurrency, policy.key_concurrency) == (3, 2)
+    assert (policy.key_rate, policy.key_weights) == (Rate(10, 1_000), {"gold": 3})
     assert (policy.max_size, policy.when_full, policy.block_timeout) == (100, "block", 2_500)
     letters = policy.dead_letters
     assert (letters.max_entries, letters.ttl) == (5, 86_400_000)
@@ -117,10 +117,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("QUEUES", {"a": {"RATE": "0/s"}}, "queue 'a': RATE"),
     ("QUEUES", {"a": {"RATE": "9" * 5_000 + "/s"}}, "queue 'a': RATE"),
     ("QUEUES", {"a": {"RATE": (1, 0)}}, "queue 'a': RATE: must be positive; got 0"),
-    ("QUEUES", {"a": {"GROUP_RATE": 5}}, "queue 'a': GROUP_RATE: must be like '100/s'"),
-    ("QUEUES", {"a": {"GROUP_WEIGHTS": ["b"]}}, "queue 'a': GROUP_WEIGHTS must be a dict"),
-    ("QUEUES", {"a": {"GROUP_WEIGHTS": {"b": 0}}}, "queue 'a': GROUP_WEIGHTS: 'b': must be positive; got 0"),
-    ("QUEUES", {"a": {"GROUP_WEIGHTS": {3: 1}}}, "queue 'a': GROUP_WEIGHTS: a group: expected a string"),
+    ("QUEUES", {"a": {"KEY_RATE": 5}}, "queue 'a': KEY_RATE: must be like '100/s'"),
+    ("QUEUES", {"a": {"KEY_WEIGHTS": ["b"]}}, "queue 'a': KEY_WEIGHTS must be a dict"),
+    ("QUEUES", {"a": {"KEY_WEIGHTS": {"b": 0}}}, "queue 'a': KEY_WEIGHTS: 'b': must be positive; got 0"),
+    ("QUEUES", {"a": {"KEY_WEIGHTS": {3: 1}}}, "queue 'a': KEY_WEIGHTS: a key: expected a string"),
     ("QUEUES", {"a": {"LEASE": "long"}}, "queue 'a': LEASE: expected seconds"),
     ("QUEUES", {"a": {"LEASE": 0}}, "queue 'a': LEASE: must be positive; got 0"),
     ("QUEUES", {"a": {"CONCURRENCY": 0}}, "queue 'a': CONCURRENCY: must be positive; got 0"),

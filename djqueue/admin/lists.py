@@ -3,6 +3,7 @@
 A user sees the rows of the queues that the dashboard shows to the user.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -189,8 +190,8 @@ class ReadOnlyAdmin(ModelAdmin):
         return super().render_change_form(request, context, *args, **kwargs)
 
     def row_url(self, request: HttpRequest, row: Any) -> str:
-        """Return the URL of a row's page on the dashboard; empty if the user may not open it."""
-        raise NotImplementedError
+        """Return the URL of a row's page on the dashboard; empty if it has none that the user may open."""
+        return ""
 
     def url(self, page: str, *args: Any, model: type[Model] | None = None) -> str:
         """Return the URL of a list or a row on this admin site."""
@@ -260,12 +261,12 @@ def _parameters(filters: Iterable[Any]) -> set[str]:
     return parameters
 
 
-class ChoiceFilter(admin.SimpleListFilter):
+class ChoiceFilter(admin.SimpleListFilter, ABC):
     """A filter by a text column. A subclass says where its choices come from."""
 
+    @abstractmethod
     def choices_of(self, request: HttpRequest, model: type[Model]) -> Iterable[tuple[str, Any]]:
         """Return value and label of each choice."""
-        raise NotImplementedError
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         """Return the choices, and the current value if it is not one of them."""

@@ -76,7 +76,16 @@ class JobAdmin(JobRowAdmin):
         ),
         (
             _("Options"),
-            {"fields": ("priority", "unique_key", "group", "subject", "content_type", "options_shown")},
+            {
+                "fields": (
+                    "priority",
+                    "unique_key",
+                    "concurrency_key",
+                    "subject",
+                    "content_type",
+                    "options_shown",
+                )
+            },
         ),
     )
 

@@ -13,7 +13,7 @@ from djqueue.core.messages import in_one_line
 from djqueue.core.procfs import host_name
 from djqueue.core.threads import beside
 from djqueue.core.units import to_datetime
-from djqueue.models import BackupState, SchedulerLease
+from djqueue.models import BackupState
 from djqueue.operations.sweeps import alias_of
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock
@@ -22,7 +22,6 @@ from djqueue.storage.tables.leaderlease import (
     TTL,
     LeaderLease,
     LeaderLeaseLostError,
-    LeaseHolder,
 )
 
 LEASE = "backup"
@@ -54,7 +53,7 @@ class BackupLease:
         return BackupState._meta.db_table in connections[self._alias].introspection.table_names()
 
     @contextmanager
-    def turn(self, timeout: int, cancel: Event) -> Iterator["Turn"]:
+    def acquire(self, timeout: int, cancel: Event) -> Iterator["HeldBackupLease"]:
         """Hold the lease within the block, in which this process may take a backup.
 
         Args:
@@ -65,12 +64,12 @@ class BackupLease:
             BackupRunningError: Another process holds it.
         """
         lease = LeaderLease(self._alias, self.clock, LEASE)
-        if not lease.take():
+        if not lease.acquire():
             raise BackupRunningError(f"a backup is being taken by {self.holder() or 'another process'}")
-        turn = Turn(lease, self.clock, timeout, cancel)
+        held = HeldBackupLease(lease, self.clock, timeout, cancel)
         try:
-            with turn.renewed():
-                yield turn
+            with held.renewed():
+                yield held
         finally:
             # Without an answer, the lease ends when this process does, or ten seconds later.
             try:
@@ -80,10 +79,8 @@ class BackupLease:
 
     def holder(self) -> str:
         """Return the process that takes a backup now, as text; empty if there is none."""
-        row = SchedulerLease.objects.using(self._alias).filter(name=LEASE).first()
-        if row is None or LeaderLease(self._alias, self.clock, LEASE).is_free(row):
-            return ""
-        return LeaseHolder(row.holder, row.host, row.pid, row.address).describe()
+        holder = LeaderLease(self._alias, self.clock, LEASE).holder()
+        return "" if holder is None else holder.describe()
 
     def last(self) -> BackupState | None:
         """Return the last attempt; None if none was made."""
@@ -112,7 +109,7 @@ class BackupLease:
             rows.create(pk=1, **{**first, **values})
 
 
-class Turn:
+class HeldBackupLease:
     """The time in which this process may take a backup."""
 
     def __init__(self, lease: LeaderLease, clock: Clock, timeout: int, cancel: Event) -> None:
@@ -142,7 +139,7 @@ class Turn:
                     self._end(f"the backup took longer than {self._timeout / 1_000:g} s (BACKUP: TIMEOUT)")
                     return
                 try:
-                    self._lease.hold()
+                    self._lease.renew()
                     held = self._clock.monotonic()
                 except LeaderLeaseLostError:
                     self._end("another process took over, because this one did not answer in time")

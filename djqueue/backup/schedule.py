@@ -111,7 +111,7 @@ class BackupSchedule:
 
     def _take(self, stop: Event) -> None:
         cancel = _Either(stop)
-        with self._lease.turn(self._settings.timeout, cancel) as turn:
+        with self._lease.acquire(self._settings.timeout, cancel) as held:
             store = BackupStore.configured(self._settings)
             if self._due_in(store) > 0:
                 return  # Another process has taken it meanwhile.
@@ -120,7 +120,7 @@ class BackupSchedule:
             name = ""
             try:
                 rest = CopyThrottle(cancel).rest if self._rests else _no_rest
-                name = take(self._storage, store, self._clock, Steps(turn.check, rest)).name
+                name = take(self._storage, store, self._clock, Steps(held.check, rest)).name
                 prune(store, self._settings.keep, name, self._clock, is_alone=True)
             except Exception as error:
                 if not stop.is_set():

@@ -10,7 +10,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.job import Batch, CancelResult, DeadLetterRecord, EnqueueResult, Event
 from djqueue.core.options import PARSERS, EnqueueOptions, check_text, merge_given
-from djqueue.core.policies import GroupLimit, GroupWords
+from djqueue.core.policies import KeyLimit, KeyLimitChanges
 from djqueue.core.states import PENDING, State
 from djqueue.core.suggest import nearest
 from djqueue.core.units import instant, milliseconds
@@ -294,8 +294,8 @@ class Queue:
         """Move pending jobs and dead letters, with all their data, to another queue.
 
         Returns the outcome of each id: moved | not_found | active | ended | duplicate (the other queue has a
-        job with this id) | unique_key_taken (a live job there has its unique key) | group_needed (the other
-        queue requires a group, and the job has none).
+        job with this id) | unique_key_taken (a live job there has its unique key) |
+        concurrency_key_needed (the other queue requires a concurrency key, and the job has none).
 
         Raises OptionError, UnknownQueueError.
         """
@@ -462,28 +462,28 @@ class Queue:
 
     aset_limits = asynchronous(set_limits)
 
-    def set_group_limit(
+    def set_key_limit(
         self,
-        group: str | None,
+        key: str | None,
         concurrency: Any = UNCHANGED,
         *,
         rate: Any = UNCHANGED,
         weight: Any = UNCHANGED,
     ) -> None:
-        """Set the limits of a group, or the default for groups without their own limit (group None).
+        """Set the limits of a concurrency key, or the default for keys without their own limit (key None).
 
         Limits that are not given are unchanged; None removes a limit.
 
         Args:
             concurrency: Maximum number of active jobs.
             rate: Starts per period: `"10/s"`, or (count, seconds).
-            weight: Jobs started for each job of a group with weight 1; not for the default.
+            weight: Jobs started for each job of a key with weight 1; not for the default.
 
         Raises OptionError.
         """
-        if group is not None:
-            check_text("group", group)
-        limits: GroupWords = {}
+        if key is not None:
+            check_text("key", key)
+        limits: KeyLimitChanges = {}
         if concurrency is not UNCHANGED:
             limits["concurrency"] = check_count("concurrency", concurrency)
         if rate is not UNCHANGED:
@@ -491,37 +491,37 @@ class Queue:
             if limits["rate"] is not None:
                 check_count("rate", limits["rate"].capacity)
         if weight is not UNCHANGED:
-            if group is None:
+            if key is None:
                 raise OptionError(
-                    "weight: requires a group; the default for groups without their own limit has no weight"
+                    "weight: requires a key; the default for keys without their own limit has no weight"
                 )
             limits["weight"] = check_count("weight", weight)
         if not limits:
-            raise OptionError("set_group_limit: expected concurrency, rate or weight")
-        self.storage.queues.set_group_limit(self.name, group, **limits)
+            raise OptionError("set_key_limit: expected concurrency, rate or weight")
+        self.storage.queues.set_key_limit(self.name, key, **limits)
 
-    aset_group_limit = asynchronous(set_group_limit)
+    aset_key_limit = asynchronous(set_key_limit)
 
-    def pause_group(self, group: str) -> None:
-        """Pause a group: none of its jobs starts until `resume_group`, and active jobs continue."""
-        self.storage.queues.pause_group(self.name, check_text("group", group))
+    def pause_key(self, key: str) -> None:
+        """Pause a concurrency key: none of its jobs starts until `resume_key`, and active jobs continue."""
+        self.storage.queues.pause_key(self.name, check_text("key", key))
 
-    apause_group = asynchronous(pause_group)
+    apause_key = asynchronous(pause_key)
 
-    def resume_group(self, group: str) -> None:
-        """Resume a group."""
-        self.storage.queues.resume_group(self.name, check_text("group", group))
+    def resume_key(self, key: str) -> None:
+        """Resume a concurrency key."""
+        self.storage.queues.resume_key(self.name, check_text("key", key))
 
-    aresume_group = asynchronous(resume_group)
+    aresume_key = asynchronous(resume_key)
 
-    def group_limits(self) -> dict[str | None, GroupLimit]:
-        """Return the `concurrency`, `paused`, `rate` and `weight` set for each group.
+    def key_limits(self) -> dict[str | None, KeyLimit]:
+        """Return the `concurrency`, `paused`, `rate` and `weight` set for each concurrency key.
 
-        Under None is the default for groups without their own limit.
+        Under None is the default for keys without their own limit.
         """
-        return self.storage.queues.group_limits(self.name)
+        return self.storage.queues.key_limits(self.name)
 
-    agroup_limits = asynchronous(group_limits)
+    akey_limits = asynchronous(key_limits)
 
     def clear(self, *, delayed: bool = True) -> int:
         """Remove every job that has not started, and return how many were removed.

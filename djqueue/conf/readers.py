@@ -16,7 +16,7 @@ from djqueue.core.messages import NAME, HiddenOptions, kind_of, shown_name, with
 from djqueue.core.metrics import Tiers
 from djqueue.core.options import MAX_INTEGER, EnqueueOptions, check_text, parse_on_commit, parse_options
 from djqueue.core.policies import (
-    GROUP_MODES,
+    KEY_MODES,
     WHEN_FULL,
     DeadLetterPolicy,
     Keep,
@@ -284,10 +284,10 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
         "RATE",
         "CONCURRENCY",
         "LIMITER",
-        "GROUP_CONCURRENCY",
-        "GROUP_RATE",
-        "GROUP_WEIGHTS",
-        "GROUP_MODE",
+        "KEY_CONCURRENCY",
+        "KEY_RATE",
+        "KEY_WEIGHTS",
+        "KEY_MODE",
         "MAX_SIZE",
         "WHEN_FULL",
         "BLOCK_TIMEOUT",
@@ -301,11 +301,11 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
     policy: dict[str, Any] = {}
     if "LEASE" in given:
         policy["lease"] = positive_milliseconds(f"queue {name!r}: LEASE", given["LEASE"])
-    for word in ("RATE", "GROUP_RATE"):
+    for word in ("RATE", "KEY_RATE"):
         if given.get(word) is not None:
             policy[word.lower()] = parse_rate(given[word], f"queue {name!r}: {word}")
-    if "GROUP_WEIGHTS" in given:
-        policy["group_weights"] = _weights(given["GROUP_WEIGHTS"], f"queue {name!r}: GROUP_WEIGHTS")
+    if "KEY_WEIGHTS" in given:
+        policy["key_weights"] = _weights(given["KEY_WEIGHTS"], f"queue {name!r}: KEY_WEIGHTS")
     if given.get("LIMITER") is not None:
         policy["limiter"] = check_text(f"queue {name!r}: LIMITER", given["LIMITER"])
     if "WHEN_FULL" in given:
@@ -314,11 +314,11 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
         policy["block_timeout"] = positive_milliseconds(
             f"queue {name!r}: BLOCK_TIMEOUT", given["BLOCK_TIMEOUT"]
         )
-    for word in ("CONCURRENCY", "GROUP_CONCURRENCY", "MAX_SIZE"):
+    for word in ("CONCURRENCY", "KEY_CONCURRENCY", "MAX_SIZE"):
         if given.get(word) is not None:
             policy[word.lower()] = _positive(given[word], f"queue {name!r}: {word}")
-    if "GROUP_MODE" in given:
-        policy["group_mode"] = _one_of(given["GROUP_MODE"], GROUP_MODES, f"queue {name!r}: GROUP_MODE")
+    if "KEY_MODE" in given:
+        policy["key_mode"] = _one_of(given["KEY_MODE"], KEY_MODES, f"queue {name!r}: KEY_MODE")
     if "DEAD_LETTERS" in given:
         policy["dead_letters"] = _dead_letters(name, given["DEAD_LETTERS"])
     if "RETENTION" in given:
@@ -334,10 +334,10 @@ def _policy(name: str, value: Any, default: QueuePolicy) -> QueuePolicy:
 
 def _weights(value: Any, where: str) -> dict[str, int]:
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"{where} must be a dict of weights by group; got {value!r}")
+        raise ConfigurationError(f"{where} must be a dict of weights by key; got {value!r}")
     return {
-        check_text(f"{where}: a group", group): _positive(weight, f"{where}: {group!r}")
-        for group, weight in value.items()
+        check_text(f"{where}: a key", key): _positive(weight, f"{where}: {key!r}")
+        for key, weight in value.items()
     }
 
 

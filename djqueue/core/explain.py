@@ -60,7 +60,12 @@ VERDICTS = (
         (),
         gettext_noop("The queue is paused. No job starts until the queue is resumed."),
     ),
-    Verdict("group_paused", "the group is paused", ("group",), gettext_noop("Group %(group)s is paused.")),
+    Verdict(
+        "key_paused",
+        "the concurrency key is paused",
+        ("concurrency_key",),
+        gettext_noop("Concurrency key %(concurrency_key)s is paused."),
+    ),
     Verdict("delayed", "the job is not due yet", ("until",), gettext_noop("The job is scheduled for later.")),
     Verdict(
         "blocked",
@@ -83,16 +88,16 @@ VERDICTS = (
         ),
     ),
     Verdict(
-        "group_rate",
-        "the group has reached its rate limit",
-        ("group", "until"),
-        gettext_noop("Group %(group)s has reached its rate limit."),
+        "key_rate",
+        "the concurrency key has reached its rate limit",
+        ("concurrency_key", "until"),
+        gettext_noop("Concurrency key %(concurrency_key)s has reached its rate limit."),
     ),
     Verdict(
-        "group_busy",
-        "the group has reached its concurrency limit",
-        ("group", "limit", "holders", "before"),
-        gettext_noop("Group %(group)s has reached its concurrency limit of %(limit)s."),
+        "key_busy",
+        "the concurrency key has reached its concurrency limit",
+        ("concurrency_key", "limit", "holders", "before"),
+        gettext_noop("Concurrency key %(concurrency_key)s has reached its concurrency limit of %(limit)s."),
     ),
     Verdict(
         "behind_rate",
@@ -142,8 +147,8 @@ VERDICTS = (
 """Verdicts in the order in which they are checked: those that need an action come before those that pass by
 themselves.
 
-First the pauses of queue and group; then what the job itself waits for; whether a worker can run it; limits,
-of the group before the queue before the shared limiter; its turn.
+First the pauses of queue and concurrency key; then what the job itself waits for; whether a worker can run
+it; limits, of the concurrency key before the queue before the shared limiter; its turn.
 """
 
 BY_WORD = {verdict.word: verdict for verdict in VERDICTS}
@@ -167,16 +172,16 @@ class Facts(NamedTuple):
     lease_until: int | None = None
     """When the lease of an active job expires unless it is renewed."""
     unmet: tuple[Dependency, ...] = ()
-    group: str | None = None
-    """None if it has no group, or groups hold no job back in its queue."""
-    group_paused: bool = False
-    group_limit: int = 0
-    group_active: int = 0
-    group_holders: tuple[BlockingJob, ...] = ()
-    group_next_at: int | None = None
-    """When the group's rate lets the next job start; None: now."""
+    concurrency_key: str | None = None
+    """None if it has none, or keys hold no job back in its queue."""
+    key_paused: bool = False
+    key_limit: int = 0
+    key_active: int = 0
+    key_holders: tuple[BlockingJob, ...] = ()
+    key_next_at: int | None = None
+    """When the concurrency key's rate lets the next job start; None: now."""
     is_group_waiting: bool = False
-    """True if its group holds it back."""
+    """True if its concurrency key holds it back."""
     next_token_at: int | None = None
     """When the queue's rate lets the next job start; None: now."""
     weight: int = 1
@@ -216,7 +221,7 @@ class Explanation(NamedTuple):
     """When it may end by itself."""
     worker: str = ""
     """Worker of an active job."""
-    group: str | None = None
+    concurrency_key: str | None = None
     limit: int | None = None
     """Maximum number of active jobs or slots."""
     weight: int | None = None
@@ -263,8 +268,8 @@ def _judge(facts: Facts, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, 
         return "not_pending", {}
     if facts.paused:
         return "paused", {}
-    if facts.group_paused:
-        return "group_paused", {"group": facts.group}
+    if facts.key_paused:
+        return "key_paused", {"concurrency_key": facts.concurrency_key}
     if facts.state is State.DELAYED and facts.run_at > facts.at:
         return "delayed", {"until": facts.run_at}
     if facts.state is State.BLOCKED:
@@ -279,11 +284,15 @@ def _judge(facts: Facts, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, 
 
 
 def _limited(facts: Facts) -> tuple[str, dict[str, Any]] | None:
-    if facts.group_next_at is not None and facts.group_next_at > facts.at:
-        return "group_rate", {"group": facts.group, "until": facts.group_next_at}
-    if facts.is_group_waiting and facts.group_active >= facts.group_limit:
-        evidence = {"group": facts.group, "limit": facts.group_limit, "holders": facts.group_holders}
-        return "group_busy", {**evidence, "before": facts.before}
+    if facts.key_next_at is not None and facts.key_next_at > facts.at:
+        return "key_rate", {"concurrency_key": facts.concurrency_key, "until": facts.key_next_at}
+    if facts.is_group_waiting and facts.key_active >= facts.key_limit:
+        evidence = {
+            "concurrency_key": facts.concurrency_key,
+            "limit": facts.key_limit,
+            "holders": facts.key_holders,
+        }
+        return "key_busy", {**evidence, "before": facts.before}
     if facts.next_token_at is not None and facts.next_token_at > facts.at:
         return "behind_rate", {"until": facts.next_token_at, "before": facts.before}
     if facts.concurrency is not None:

@@ -13,7 +13,7 @@ from .suggest import nearest_option
 from .units import instant, milliseconds, positive_milliseconds
 
 MAX_NAME = 255
-"""Maximum number of characters of a queue name, job name, id, unique key, group, tag or subject."""
+"""Maximum number of characters of a queue name, job name, id, unique key, concurrency key, tag or subject."""
 MAX_CONTENT_TYPE = 100
 MAX_TAGS = 1_000
 MAX_DEPENDENCIES = 10_000
@@ -56,8 +56,8 @@ class JobOptions:
     `keep` the existing job; `replace` it if it has not started; `debounce`: replace it, and restart the
     delay; `keep_last_if_active`: replace it if it has not started, otherwise start after its end.
     """
-    group: str | None = None
-    """Group whose jobs run one at a time, or as many at once as the queue allows."""
+    concurrency_key: str | None = None
+    """Key whose jobs run one at a time in a queue, or as many at once as the queue allows."""
     weight: int = 1
     """Slots of the queue's concurrency that the job takes; a weight above the limit takes them all."""
     depends_on: tuple[JobKey, ...] = ()
@@ -93,14 +93,18 @@ class JobOptions:
     invalid rows; such a job has no unique key and no dependencies.
     """
     plain: bool = field(init=False, default=True, compare=False, repr=False)
-    """True if the job has no unique key, group or dependencies, so that its end needs no lock of the queue.
+    """True if the job has no unique key, concurrency key or dependencies, so that its end needs no lock of
+    the queue.
     """
     kept: int | None = field(init=False, default=None, compare=False, repr=False)
     """Milliseconds for which the record of the ended job is kept; None: forever."""
 
     def __post_init__(self) -> None:
         plain = (
-            self.unique_key is None and self.group is None and not self.depends_on and self.rejected is None
+            self.unique_key is None
+            and self.concurrency_key is None
+            and not self.depends_on
+            and self.rejected is None
         )
         object.__setattr__(self, "plain", plain)
         if self.result_ttl is not None:
@@ -340,7 +344,7 @@ PARSERS: dict[str, Parser] = {
     "unique_key": _optional(check_text),
     "unique_ttl": _optional(positive_milliseconds),
     "on_duplicate": _choice(ON_DUPLICATE),
-    "group": _optional(check_text),
+    "concurrency_key": _optional(check_text),
     "weight": _integer(1, MAX_INTEGER),
     "depends_on": _dependencies,
     "on_dependency_failure": _choice(ON_DEPENDENCY_FAILURE),

@@ -1,8 +1,8 @@
-"""Overviews of queues, groups, limiters and the storage itself at one moment."""
+"""Overviews of queues, concurrency keys, limiters and the storage itself at one moment."""
 
 from typing import Literal, NamedTuple
 
-from .policies import GroupLimit, Rate
+from .policies import KeyLimit, Rate
 from .states import State
 
 
@@ -42,7 +42,7 @@ class QueueOverview(NamedTuple):
     oldest_at: int | None
     """When the oldest claimable job could first be claimed, in UTC milliseconds; None: there is none.
 
-    Of each priority, only the next job is considered; jobs that their groups hold back are not.
+    Of each priority, only the next job is considered; jobs that their concurrency keys hold back are not.
     """
     due_at: int | None
     """When the next delayed job is due, in UTC milliseconds."""
@@ -54,10 +54,10 @@ class QueueOverview(NamedTuple):
     """Current limit for the weight of active jobs."""
     used: int
     """Weight of the active jobs."""
-    group_mode: str
-    """One of `core.policies.GROUP_MODES`."""
-    group_waiting: int
-    """Waiting jobs that their groups hold back."""
+    key_mode: str
+    """One of `core.policies.KEY_MODES`."""
+    key_waiting: int
+    """Waiting jobs that their concurrency keys hold back."""
     names: dict[str, int]
     """Number of claimable jobs by job name."""
     totals: Totals
@@ -71,41 +71,41 @@ class Overview(NamedTuple):
     queues: list[QueueOverview]
 
 
-class GroupOverview(NamedTuple):
-    """One group of a queue."""
+class KeyOverview(NamedTuple):
+    """One concurrency key of a queue."""
 
     name: str
     waiting: int
-    """Waiting jobs, ready or held back by the group."""
+    """Waiting jobs, ready or held back by the key."""
     active: int
     limit: int
-    """Current maximum number of active jobs; 0: groups hold no job back."""
+    """Current maximum number of active jobs; 0: keys hold no job back."""
     rate: Rate | None
     """Current starts per time."""
     weight: int
-    """Current turns for each turn of a group with weight 1."""
+    """Current turns for each turn of a key with weight 1."""
     paused: bool
-    overrides: GroupLimit
+    overrides: KeyLimit
     """Overrides, set while the queue runs."""
 
 
-class GroupsOverview(NamedTuple):
-    """Groups of one queue."""
+class KeysOverview(NamedTuple):
+    """Concurrency keys of one queue."""
 
     mode: str
-    """One of `core.policies.GROUP_MODES`."""
+    """One of `core.policies.KEY_MODES`."""
     limit: int
-    """Default for groups without overrides: active jobs at once."""
+    """Default for keys without overrides: active jobs at once."""
     rate: Rate | None
-    """Default for groups without overrides: starts per time."""
-    overrides: GroupLimit
+    """Default for keys without overrides: starts per time."""
+    overrides: KeyLimit
     """Default set while the queue runs."""
-    busiest: list[GroupOverview]
-    """Groups with most waiting jobs, which come first."""
-    named: list[GroupOverview]
-    """Groups that were asked for by name, in that order."""
+    busiest: list[KeyOverview]
+    """Keys with most waiting jobs, which come first."""
+    named: list[KeyOverview]
+    """Keys that were asked for by name, in that order."""
     whole: bool
-    """True if all groups were considered; False if there were too many."""
+    """True if all keys were considered; False if there were too many."""
 
 
 class LimiterState(NamedTuple):

@@ -48,8 +48,8 @@ class LimiterPolicy:
 NO_LIMITS = LimiterPolicy()
 
 
-class GroupLimit(NamedTuple):
-    """Overrides of a group's limits, set while the queue runs."""
+class KeyLimit(NamedTuple):
+    """Overrides of a concurrency key's limits, set while the queue runs."""
 
     concurrency: int | None = None
     """Maximum number of active jobs; None: the default of the queue."""
@@ -57,14 +57,14 @@ class GroupLimit(NamedTuple):
     rate: Rate | None = None
     """Maximum starts per time; None: the default of the queue."""
     weight: int | None = None
-    """Turns for each turn of a group with weight 1; None: the default of the queue."""
+    """Turns for each turn of a key with weight 1; None: the default of the queue."""
 
 
-NO_LIMIT = GroupLimit()
+NO_LIMIT = KeyLimit()
 
 
-class GroupWords(TypedDict, total=False):
-    """Changes of a group's overrides; None removes an override."""
+class KeyLimitChanges(TypedDict, total=False):
+    """Changes of a concurrency key's overrides; None removes an override."""
 
     concurrency: int | None
     rate: Rate | None
@@ -184,8 +184,8 @@ def full_error(queue: str, limit: int | None, count: int) -> QueueFullError:
 
 
 OPTIONAL, KEYED, GLOBAL = "optional", "keyed", "global"
-GROUP_MODES = (OPTIONAL, KEYED, GLOBAL)
-"""Groups are optional; every job needs a group; groups are labels that hold no job back."""
+KEY_MODES = (OPTIONAL, KEYED, GLOBAL)
+"""Concurrency keys are optional; every job needs one; they are labels that hold no job back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,14 +199,14 @@ class QueuePolicy:
     """Maximum weight of active jobs, over all workers."""
     limiter: str | None = None
     """Name of the limiter that the queue shares with others."""
-    group_concurrency: int = 1
-    """Maximum number of active jobs of one group."""
-    group_rate: Rate | None = None
-    """Maximum starts per time of one group."""
-    group_weights: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """Turns of a group for each turn of a group with weight 1."""
-    group_mode: str = OPTIONAL
-    """One of `GROUP_MODES`."""
+    key_concurrency: int = 1
+    """Maximum number of active jobs with one concurrency key."""
+    key_rate: Rate | None = None
+    """Maximum starts per time of jobs with one concurrency key."""
+    key_weights: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Turns of a concurrency key for each turn of a key with weight 1."""
+    key_mode: str = OPTIONAL
+    """One of `KEY_MODES`."""
     dead_letters: DeadLetterPolicy = field(default_factory=DeadLetterPolicy)
     retention: Retention = NO_RETENTION
     """Time, number and size up to which records of completed and cancelled jobs are kept."""
@@ -224,23 +224,28 @@ class QueuePolicy:
     """Executor of jobs whose job type names none; None: the settings decide."""
 
     @property
-    def group_limit(self) -> int:
-        """Return the maximum number of active jobs of one group; 0: groups hold no job back."""
-        return 0 if self.group_mode == GLOBAL else self.group_concurrency
+    def key_limit(self) -> int:
+        """Return the maximum number of active jobs with one concurrency key; 0: keys hold no job back."""
+        return 0 if self.key_mode == GLOBAL else self.key_concurrency
 
     def check_batch(self, batch: Batch) -> None:
         """Raise OptionError for jobs that the queue does not accept."""
-        if self.group_mode == KEYED and batch.options.group is None and batch.options.rejected is None:
+        if (
+            self.key_mode == KEYED
+            and batch.options.concurrency_key is None
+            and batch.options.rejected is None
+        ):
             raise OptionError(
-                f"group: jobs of queue {batch.queue!r} require a group, because its GROUP_MODE is 'keyed'"
+                f"concurrency_key: required for jobs of queue {batch.queue!r}, because its KEY_MODE is "
+                "'keyed'"
             )
 
     def check_mode(self, queue: str, recorded: str) -> None:
-        """Raise ConfigurationError if the queue is used in another group mode."""
-        if recorded != self.group_mode:
+        """Raise ConfigurationError if the queue is used in another key mode."""
+        if recorded != self.key_mode:
             raise ConfigurationError(
-                f"queue {queue!r}: its stored GROUP_MODE is {recorded!r}, but the settings have "
-                f"{self.group_mode!r}: use the same mode, or obliterate the queue first"
+                f"queue {queue!r}: its stored KEY_MODE is {recorded!r}, but the settings have "
+                f"{self.key_mode!r}: use the same mode, or obliterate the queue first"
             )
 
 

@@ -15,6 +15,7 @@ FOREIGN_OPTIONS = {
     "depends": "depends_on",
     "eta": "run_at",
     "expires": "ttl",
+    "group": "concurrency_key",
     "idempotency_key": "unique_key",
     "job_id": "id",
     "job_timeout": "timeout",
@@ -51,6 +52,7 @@ FOREIGN_OPTIONS = {
 """Options of Celery, RQ, Dramatiq, Huey, Procrastinate and others, and their equivalents here."""
 NOTES = {
     "attempts": "max_attempts counts the first attempt, too",
+    "group": "to label jobs, use tags",
     "max_retries": "max_attempts counts the first attempt, too",
     "retries": "max_attempts counts the first attempt, too",
     "retry": "max_attempts counts the first attempt, too",

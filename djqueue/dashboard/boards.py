@@ -87,7 +87,7 @@ class QueueRow(NamedTuple):
 
     @property
     def waiting(self) -> int:
-        """The number of jobs that are ready, or wait for their group."""
+        """The number of jobs that are ready, or wait for their concurrency key."""
         return self.count(State.WAITING)
 
     @property

@@ -330,13 +330,13 @@ def _claim(lease: LeaderLease, alias: str, name: str) -> bool:
     then. On PostgreSQL, an advisory lock that ends with the transaction detects this.
     """
     if connections[alias].vendor != "postgresql":
-        return lease.take()
+        return lease.acquire()
     key = int.from_bytes(blake2b(f"djqueue:{name}".encode(), digest_size=8).digest(), signed=True)
     with transaction.atomic(using=alias):
         with connections[alias].cursor() as cursor:
             cursor.execute("SELECT pg_try_advisory_xact_lock(%s)", [key])
             is_free = bool(cursor.fetchone()[0])
-        return is_free and lease.take()
+        return is_free and lease.acquire()
 
 
 def _by_argument(

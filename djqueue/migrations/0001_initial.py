@@ -21,7 +21,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'dashboard',
                 'verbose_name_plural': 'dashboard',
-                'permissions': (('view_dashboard', 'Can view the dashboard'), ('view_payload', 'Can reveal hidden values of payloads and results'), ('view_storage', 'Can view the storage page'), ('enqueue_job', 'Can enqueue jobs'), ('retry_job', 'Can retry failed jobs'), ('cancel_job', 'Can cancel jobs'), ('delete_job', 'Can delete jobs'), ('edit_job', 'Can edit the arguments, time and priority of jobs'), ('pause_queue', 'Can pause and resume queues and groups'), ('configure_queue', 'Can set limits of queues, groups and limiters'), ('clear_queue', 'Can clear, clean and obliterate queues'), ('manage_dlq', 'Can retry and delete dead letters in bulk'), ('manage_cron', 'Can add, change, run and delete schedules'), ('control_worker', 'Can quiet, stop and inspect workers')),
+                'permissions': (('view_dashboard', 'Can view the dashboard'), ('view_payload', 'Can reveal hidden values of payloads and results'), ('view_storage', 'Can view the storage page'), ('enqueue_job', 'Can enqueue jobs'), ('retry_job', 'Can retry failed jobs'), ('cancel_job', 'Can cancel jobs'), ('delete_job', 'Can delete jobs'), ('edit_job', 'Can edit the arguments, time and priority of jobs'), ('pause_queue', 'Can pause and resume queues and concurrency keys'), ('configure_queue', 'Can set limits of queues, concurrency keys and limiters'), ('clear_queue', 'Can clear, clean and obliterate queues'), ('manage_dlq', 'Can retry and delete dead letters in bulk'), ('manage_cron', 'Can add, change, run and delete schedules'), ('control_worker', 'Can quiet, stop and inspect workers')),
                 'managed': False,
                 'default_permissions': (),
             },
@@ -253,7 +253,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigIntegerField(primary_key=True, serialize=False)),
                 ('queue', models.CharField(max_length=255)),
-                ('group', models.CharField(max_length=255, null=True)),
+                ('concurrency_key', models.CharField(max_length=255, null=True)),
                 ('limiter', models.CharField(max_length=255, null=True)),
                 ('weight', models.IntegerField(default=1)),
                 ('worker', models.CharField(max_length=255)),
@@ -273,7 +273,7 @@ class Migration(migrations.Migration):
             options={
                 'db_table': 'djqueue_claim',
                 'default_permissions': (),
-                'indexes': [models.Index(fields=['queue', 'group'], name='djqueue_claim_queue'), models.Index(condition=models.Q(('limiter__isnull', False)), fields=['limiter'], name='djqueue_claim_limiter')],
+                'indexes': [models.Index(fields=['queue', 'concurrency_key'], name='djqueue_claim_queue'), models.Index(condition=models.Q(('limiter__isnull', False)), fields=['limiter'], name='djqueue_claim_limiter')],
             },
         ),
         migrations.CreateModel(
@@ -377,7 +377,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('queue', models.CharField(max_length=255, verbose_name='queue')),
-                ('group', models.CharField(blank=True, max_length=255, verbose_name='group')),
+                ('concurrency_key', models.CharField(blank=True, max_length=255, verbose_name='concurrency key')),
                 ('concurrency', models.IntegerField(blank=True, null=True, verbose_name='maximum active jobs')),
                 ('paused', models.BooleanField(default=False, verbose_name='paused')),
                 ('mode', models.CharField(blank=True, max_length=16, verbose_name='mode')),
@@ -386,11 +386,11 @@ class Migration(migrations.Migration):
                 ('weight', models.IntegerField(blank=True, null=True, verbose_name='weight')),
             ],
             options={
-                'verbose_name': 'group',
-                'verbose_name_plural': 'groups',
+                'verbose_name': 'concurrency key',
+                'verbose_name_plural': 'concurrency keys',
                 'db_table': 'djqueue_group_state',
                 'default_permissions': (),
-                'constraints': [models.UniqueConstraint(fields=('queue', 'group'), name='djqueue_group_state_key')],
+                'constraints': [models.UniqueConstraint(fields=('queue', 'concurrency_key'), name='djqueue_group_state_key')],
             },
         ),
         migrations.CreateModel(
@@ -398,7 +398,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigIntegerField(primary_key=True, serialize=False)),
                 ('queue', models.CharField(max_length=255)),
-                ('group', models.CharField(max_length=255)),
+                ('concurrency_key', models.CharField(max_length=255)),
                 ('seq', models.BigIntegerField(help_text='Order of arrival; negative in front of the others.')),
                 ('name', models.CharField(max_length=255)),
                 ('weight', models.IntegerField(default=1)),
@@ -406,7 +406,7 @@ class Migration(migrations.Migration):
             options={
                 'db_table': 'djqueue_held',
                 'default_permissions': (),
-                'indexes': [models.Index(fields=['queue', 'group', 'seq'], name='djqueue_held_order')],
+                'indexes': [models.Index(fields=['queue', 'concurrency_key', 'seq'], name='djqueue_held_order')],
             },
         ),
         migrations.CreateModel(
@@ -422,7 +422,7 @@ class Migration(migrations.Migration):
                 ('content_type', models.CharField(max_length=100, verbose_name='content type')),
                 ('options', models.BinaryField(help_text='Options that differ from their defaults, as MessagePack.', verbose_name='options')),
                 ('unique_key', models.CharField(blank=True, max_length=255, null=True, verbose_name='unique key')),
-                ('group', models.CharField(blank=True, max_length=255, null=True, verbose_name='group')),
+                ('concurrency_key', models.CharField(blank=True, max_length=255, null=True, verbose_name='concurrency key')),
                 ('subject', models.CharField(blank=True, max_length=255, null=True, verbose_name='object')),
                 ('created_at', djqueue.fields.MillisecondsField(verbose_name='enqueued')),
                 ('run_at', djqueue.fields.MillisecondsField(verbose_name='run at')),
@@ -658,7 +658,7 @@ class Migration(migrations.Migration):
                 ('rank', models.IntegerField(help_text='The negated priority: lower runs first.')),
                 ('seq', models.BigIntegerField(help_text='Order of arrival; negative in front of the others.')),
                 ('name', models.CharField(max_length=255)),
-                ('group', models.CharField(max_length=255, null=True)),
+                ('concurrency_key', models.CharField(max_length=255, null=True)),
                 ('weight', models.IntegerField(default=1)),
                 ('stalls', models.IntegerField(default=0)),
                 ('expires_at', models.BigIntegerField(help_text='When its ttl expires, if it has not started.', null=True)),
@@ -666,7 +666,7 @@ class Migration(migrations.Migration):
             options={
                 'db_table': 'djqueue_ready',
                 'default_permissions': (),
-                'indexes': [models.Index(fields=['queue', 'rank', 'seq'], name='djqueue_ready_order'), models.Index(condition=models.Q(('group__isnull', False)), fields=['queue', 'group'], name='djqueue_ready_group'), models.Index(condition=models.Q(('stalls__gt', 0)), fields=['queue'], name='djqueue_ready_stalled')],
+                'indexes': [models.Index(fields=['queue', 'rank', 'seq'], name='djqueue_ready_order'), models.Index(condition=models.Q(('concurrency_key__isnull', False)), fields=['queue', 'concurrency_key'], name='djqueue_ready_group'), models.Index(condition=models.Q(('stalls__gt', 0)), fields=['queue'], name='djqueue_ready_stalled')],
             },
         ),
         migrations.CreateModel(

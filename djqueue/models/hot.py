@@ -20,7 +20,7 @@ class ReadyJob(models.Model):
     rank = models.IntegerField(help_text="The negated priority: lower runs first.")
     seq = models.BigIntegerField(help_text="Order of arrival; negative in front of the others.")
     name = models.CharField(max_length=NAME_LENGTH)
-    group = models.CharField(max_length=NAME_LENGTH, null=True)
+    concurrency_key = models.CharField(max_length=NAME_LENGTH, null=True)
     weight = models.IntegerField(default=1)
     stalls = models.IntegerField(default=0)
     expires_at = models.BigIntegerField(null=True, help_text="When its ttl expires, if it has not started.")
@@ -31,7 +31,9 @@ class ReadyJob(models.Model):
         indexes = (
             models.Index(fields=["queue", "rank", "seq"], name="djqueue_ready_order"),
             models.Index(
-                fields=["queue", "group"], name="djqueue_ready_group", condition=Q(group__isnull=False)
+                fields=["queue", "concurrency_key"],
+                name="djqueue_ready_group",
+                condition=Q(concurrency_key__isnull=False),
             ),
             models.Index(fields=["queue"], name="djqueue_ready_stalled", condition=Q(stalls__gt=0)),
         )
@@ -61,7 +63,7 @@ class HeldJob(models.Model):
 
     id = models.BigIntegerField(primary_key=True)
     queue = models.CharField(max_length=NAME_LENGTH)
-    group = models.CharField(max_length=NAME_LENGTH)
+    concurrency_key = models.CharField(max_length=NAME_LENGTH)
     seq = models.BigIntegerField(help_text="Order of arrival; negative in front of the others.")
     name = models.CharField(max_length=NAME_LENGTH)
     weight = models.IntegerField(default=1)
@@ -69,7 +71,7 @@ class HeldJob(models.Model):
     class Meta:
         db_table = "djqueue_held"
         default_permissions = ()
-        indexes = (models.Index(fields=["queue", "group", "seq"], name="djqueue_held_order"),)
+        indexes = (models.Index(fields=["queue", "concurrency_key", "seq"], name="djqueue_held_order"),)
 
     def __str__(self) -> str:
         return str(self.id)
@@ -80,7 +82,7 @@ class ClaimedJob(models.Model):
 
     id = models.BigIntegerField(primary_key=True)
     queue = models.CharField(max_length=NAME_LENGTH)
-    group = models.CharField(max_length=NAME_LENGTH, null=True)
+    concurrency_key = models.CharField(max_length=NAME_LENGTH, null=True)
     limiter = models.CharField(max_length=NAME_LENGTH, null=True)
     weight = models.IntegerField(default=1)
     worker = models.CharField(max_length=NAME_LENGTH)
@@ -103,7 +105,7 @@ class ClaimedJob(models.Model):
         db_table = "djqueue_claim"
         default_permissions = ()
         indexes = (
-            models.Index(fields=["queue", "group"], name="djqueue_claim_queue"),
+            models.Index(fields=["queue", "concurrency_key"], name="djqueue_claim_queue"),
             models.Index(
                 fields=["limiter"], name="djqueue_claim_limiter", condition=Q(limiter__isnull=False)
             ),

@@ -38,7 +38,7 @@ class Job(models.Model):
         _("options"), help_text=_("Options that differ from their defaults, as MessagePack.")
     )
     unique_key = models.CharField(_("unique key"), max_length=NAME_LENGTH, null=True, blank=True)
-    group = models.CharField(_("group"), max_length=NAME_LENGTH, null=True, blank=True)
+    concurrency_key = models.CharField(_("concurrency key"), max_length=NAME_LENGTH, null=True, blank=True)
     subject = models.CharField(_("object"), max_length=NAME_LENGTH, null=True, blank=True)
     created_at = MillisecondsField(_("enqueued"))
     run_at = MillisecondsField(_("run at"))

@@ -30,13 +30,13 @@ class QueueState(models.Model):
 
 
 class GroupState(models.Model):
-    """Pause, limits and weight of a group that were set at run time.
+    """Pause, limits and weight of a concurrency key that were set at run time.
 
-    The row without a group has the defaults of all groups of the queue, and the queue's group mode.
+    The row without a key has the defaults of all keys of the queue, and the queue's key mode.
     """
 
     queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
-    group = models.CharField(_("group"), max_length=NAME_LENGTH, blank=True)
+    concurrency_key = models.CharField(_("concurrency key"), max_length=NAME_LENGTH, blank=True)
     concurrency = models.IntegerField(_("maximum active jobs"), null=True, blank=True)
     paused = models.BooleanField(_("paused"), default=False)
     mode = models.CharField(_("mode"), max_length=16, blank=True)
@@ -46,13 +46,15 @@ class GroupState(models.Model):
 
     class Meta:
         db_table = "djqueue_group_state"
-        verbose_name = _("group")
-        verbose_name_plural = _("groups")
+        verbose_name = _("concurrency key")
+        verbose_name_plural = _("concurrency keys")
         default_permissions = ()
-        constraints = (models.UniqueConstraint(fields=("queue", "group"), name="djqueue_group_state_key"),)
+        constraints = (
+            models.UniqueConstraint(fields=("queue", "concurrency_key"), name="djqueue_group_state_key"),
+        )
 
     def __str__(self) -> str:
-        return f"{self.queue}: {self.group}"
+        return f"{self.queue}: {self.concurrency_key}"
 
 
 class LimiterState(models.Model):

@@ -43,7 +43,7 @@ class WorkerState(models.Model):
 
 
 class SchedulerLease(models.Model):
-    """The process that is the scheduler of this database; a single row."""
+    """A leader lease: the process that does some work alone, such as sweeps, the mirror or a backup."""
 
     name = models.CharField(max_length=32, primary_key=True)
     holder = models.CharField(max_length=NAME_LENGTH)

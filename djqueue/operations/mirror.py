@@ -22,7 +22,7 @@ from djqueue.core.states import State
 from djqueue.core.threads import beside
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock
-from djqueue.storage.tables.leaderlease import LeaderLease, LeaderLeaseLostError
+from djqueue.storage.tables.leaderlease import MIRROR, LeaderLease, LeaderLeaseLostError
 from djqueue.storage.tables.rows import Row
 
 from .mirrortables import UNFINISHED, MirroredRows, Tables
@@ -99,16 +99,16 @@ class Mirror:
         self.clock = clock or DatabaseClock(alias)
         self._alias = alias
         self._changes = changes
-        self._lease = LeaderLease(alias, self.clock)
-        hold = self._lease.hold
-        self.tables = Tables(alias, changes.options, hold)
-        self._copying = Copying(storage, changes, self.tables, self.clock, hold)
+        self._lease = LeaderLease(alias, self.clock, MIRROR)
+        renew = self._lease.renew
+        self.tables = Tables(alias, changes.options, renew)
+        self._copying = Copying(storage, changes, self.tables, self.clock, renew)
         self._number = 0
         """Generation of the leader lease to which the fields below belong."""
         self._controls: dict[str, Row] = {}
         """Controls of the queues in the tables."""
         self._revisions: dict[str, int] = {}
-        """Version of each queue's group limits when they were last copied."""
+        """Version of each queue's limits of concurrency keys when they were last copied."""
         self._marks: dict[str, Mark] = {}
         """Position in each queue's stream."""
         self._swept_at = 0
@@ -125,13 +125,13 @@ class Mirror:
         self.tables.tune()
         self._is_behind = False
         try:
-            if not self._lease.take():
+            if not self._lease.acquire():
                 return 0
             try:
                 return self._round()
             except StorageError:
                 # Another process may have taken over and read on, which looks like a loss of data.
-                self._lease.hold()
+                self._lease.renew()
                 raise
         except LeaderLeaseLostError:
             return 0
@@ -186,7 +186,7 @@ class Mirror:
         self.tables.tune()
         # Another process may take the lease between the check and the change; a process that must have it
         # tries again.
-        if not any(self._lease.take(by_force=True) for _ in range(MAX_TAKES)):
+        if not any(self._lease.acquire(by_force=True) for _ in range(MAX_TAKES)):
             raise LeaderLeaseLostError
 
     def _round(self) -> int:
@@ -250,7 +250,7 @@ class Mirror:
         """Remove the jobs of an obliterated queue; return their number."""
         self._changes.leave(queue)
         forgotten = self._copying.forget_unknown(queue, 0).forgotten
-        self._lease.hold()
+        self._lease.renew()
         self._changes.forget(queue)
         self.tables.write_controls(queue, None)
         self.tables.write_groups(queue, {})
@@ -332,7 +332,7 @@ class Mirror:
     def _pause(self, stop: Event) -> BusyPause:
         return BusyPause(
             self._changes.backlogs,
-            self._lease.keep,  # a lease that was lost and taken again would be that of another round
+            self._lease.renew_if_due,  # a lease that was lost and taken again would be that of another round
             length=self._changes.length,
             max_lag=self._changes.options.max_lag,
             clock=self.clock,
@@ -391,7 +391,7 @@ class UnknownJobs(NamedTuple):
 class Copying:
     """Copies jobs while this process has the leader lease.
 
-    hold: raises if another process has taken the lease.
+    renew: raises if another process has taken the lease.
     """
 
     def __init__(
@@ -400,7 +400,7 @@ class Copying:
         changes: "ChangeStream",
         tables: Tables,
         clock: Clock,
-        hold: Callable[[], None],
+        renew: Callable[[], None],
     ) -> None:
         self.between: Callable[[], None] = lambda: None
         """Called after each transaction."""
@@ -408,7 +408,7 @@ class Copying:
         self._changes = changes
         self._tables = tables
         self._clock = clock
-        self._hold = hold
+        self._renew = renew
 
     def copy(self, queue: str, ids: Sequence[str], mark: "Mark") -> None:
         """Write the current state of these jobs, while the queue has this mark."""
@@ -449,7 +449,7 @@ class Copying:
         counted(copied, unknown.forgotten)
         if unknown.kept:
             logger.warning(NOT_KNOWN, unknown.kept, queue)
-        self._hold()
+        self._renew()
         # In this order: the trusted time is lost together with the stream, or found to be no longer
         # followed.
         self._changes.trust(queue, unknown.since)

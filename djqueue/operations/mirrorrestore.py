@@ -11,7 +11,7 @@ from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import OptionError
 from djqueue.core.job import Batch
 from djqueue.core.options import JobKey, JobOptions
-from djqueue.core.policies import NO_LIMIT, GroupLimit, GroupWords, Rate
+from djqueue.core.policies import NO_LIMIT, KeyLimit, KeyLimitChanges, Rate
 from djqueue.core.states import REUSABLE, State
 
 from .mirror import Mirror
@@ -89,17 +89,17 @@ class Restoration:
                 self._storage.queues.pause(queue)
             if capacity or concurrency:
                 self._storage.queues.set_limits(queue, Rate(capacity, per) if capacity else None, concurrency)
-        known = self._storage.queues.group_limits(queue)
-        for group, limit in self._tables.group_limits(queue).items():
+        known = self._storage.queues.key_limits(queue)
+        for group, limit in self._tables.key_limits(queue).items():
             if group not in known:
                 self._restore_group(queue, group, limit)
 
-    def _restore_group(self, queue: str, group: str | None, limit: GroupLimit) -> None:
+    def _restore_group(self, queue: str, group: str | None, limit: KeyLimit) -> None:
         if limit._replace(paused=False) != NO_LIMIT:
-            words = GroupWords(concurrency=limit.concurrency, rate=limit.rate, weight=limit.weight)
-            self._storage.queues.set_group_limit(queue, group, **words)
+            words = KeyLimitChanges(concurrency=limit.concurrency, rate=limit.rate, weight=limit.weight)
+            self._storage.queues.set_key_limit(queue, group, **words)
         if limit.paused and group is not None:
-            self._storage.queues.pause_group(queue, group)
+            self._storage.queues.pause_key(queue, group)
 
     def _restore(self, queue: str, jobs: Sequence[EngineJob]) -> None:
         report = self._reports[queue]

@@ -12,7 +12,7 @@ from djqueue.codecs import encode
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.job import DeadLetterRecord, JobRecord
 from djqueue.core.options import MSGPACK, JobKey, JobOptions
-from djqueue.core.policies import GroupLimit
+from djqueue.core.policies import KeyLimit
 from djqueue.core.states import LIVE, TERMINAL, State
 from djqueue.core.units import to_datetime
 from djqueue.core.workers import WorkerInfo
@@ -52,15 +52,15 @@ class Tables:
     """The tables of one database.
 
     options: which rows are kept, and for how long.
-    hold: called first in each transaction; raises if another process now has the leader lease.
+    renew: called first in each transaction; raises if another process now has the leader lease.
     """
 
-    def __init__(self, alias: str, options: "MirrorOptions", hold: Callable[..., None]) -> None:
+    def __init__(self, alias: str, options: "MirrorOptions", renew: Callable[..., None]) -> None:
         self._alias = alias
         self._states = options.states
         self._retention = options.retention
         self._keep = options.keep
-        self._hold = hold
+        self._renew = renew
         self._grown: set[tuple[str, State]] = set()
         """Queues and outcomes that may have more rows than their limit."""
 
@@ -89,7 +89,7 @@ class Tables:
         """
         write = self._dialect
         with write.transaction():
-            self._hold(changes_jobs=True)
+            self._renew(changes_jobs=True)
             known = self._known(queue, list(records))
             kept = [job for job in records.values() if job is not None and job.state in self._states]
             self._clear(queue, known, records, kept, now)
@@ -286,7 +286,7 @@ class Tables:
     def _forget(self, keys: Sequence[JobKey]) -> int:
         if keys:
             with self._dialect.transaction():
-                self._hold(changes_jobs=True)
+                self._renew(changes_jobs=True)
                 for model in (models.Job, *OWNED):
                     self._dialect.delete(model, rows.KEY, keys)
         return len(keys)
@@ -308,26 +308,26 @@ class Tables:
     def write_controls(self, queue: str, row: Row | None) -> None:
         """Write the controls of a queue; None deletes them."""
         with self._dialect.transaction():
-            self._hold()
+            self._renew()
             if row is None:
                 self._dialect.delete(models.QueueState, ("name",), [(queue,)])
             else:
                 self._dialect.insert(models.QueueState, QUEUE_STATE, [row], key=("name",))
 
-    def group_limits(self, queue: str) -> Mapping[str | None, GroupLimit]:
+    def key_limits(self, queue: str) -> Mapping[str | None, KeyLimit]:
         """Return the limits of a queue's groups; None is the key of the default."""
-        return DatabaseInspector(self._alias).group_limits(queue)
+        return DatabaseInspector(self._alias).key_limits(queue)
 
-    def write_groups(self, queue: str, limits: Mapping[str | None, GroupLimit]) -> None:
+    def write_groups(self, queue: str, limits: Mapping[str | None, KeyLimit]) -> None:
         """Replace the limits of a queue's groups."""
-        known = self.group_limits(queue)
+        known = self.key_limits(queue)
         gone = [(queue, group or "") for group in known.keys() - limits.keys()]
         new = [(group, limit) for group, limit in limits.items() if known.get(group) != limit]
         if not gone and not new:
             return
         rows = [row for group, limit in new if (row := group_row(queue, group, limit)) is not None]
         with self._dialect.transaction():
-            self._hold()
+            self._renew()
             self._dialect.delete(models.GroupState, GROUP_STATE[:2], gone)
             self._dialect.insert(models.GroupState, GROUP_STATE, rows, key=GROUP_STATE[:2])
 
@@ -335,7 +335,7 @@ class Tables:
         """Write the live workers."""
         known = self._of(models.WorkerState)
         with self._dialect.transaction():
-            self._hold()
+            self._renew()
             names = []
             for info in infos:
                 name, values = rows.worker_row(info)
@@ -375,7 +375,7 @@ def job_rows(records: Iterable[JobRecord], expiries: Iterable[int | None]) -> tu
         if options is not shared:
             shared = options
             packed = rows.pack_options(options)
-            fixed = (options.unique_key, options.group, options.subject)
+            fixed = (options.unique_key, options.concurrency_key, options.subject)
             priority, content_type = options.priority, options.content_type
         if worker != last_worker:
             last_worker, worker_name = worker, clean(worker, TEXT_LIMIT)

@@ -470,4 +470,4 @@ def _check_nesting(batches: Sequence[Batch]) -> None:
 
 
 def _without_rates(policy: QueuePolicy) -> QueuePolicy:
-    return replace(policy, rate=None, group_rate=None)
+    return replace(policy, rate=None, key_rate=None)

@@ -4,7 +4,7 @@ A storage has a hot path, which workers and producers call for every job, and fa
 
     storage.enqueue, finish, claim, renew, report, emit, listen, sweep     the hot path
     storage.jobs        changes of single jobs: cancel, retry, move …
-    storage.queues      pauses, limits, groups, removal of many jobs
+    storage.queues      pauses, limits, concurrency keys, removal of many jobs
     storage.limiters    limiters that queues share
     storage.workers     live workers, their commands and statistics
     storage.reads       every read: jobs, counts, pages, explanations, metrics

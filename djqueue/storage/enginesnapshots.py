@@ -175,7 +175,7 @@ class EngineSnapshots(Snapshots):
         context = replacement.context
         now = context.clock.now()
         for name, settings in found.queues.items():
-            context.policy(name).check_mode(name, settings.group_mode or context.policy(name).group_mode)
+            context.policy(name).check_mode(name, settings.key_mode or context.policy(name).key_mode)
             apply_settings(context, name, settings)
         woken: set[str] = set()
         for limiter in found.limiters:
@@ -198,10 +198,10 @@ def settings_of(queue: JobQueue) -> QueueSettings:
     policy, bucket = queue.policy, queue.limiter.bucket
     limits = None if bucket is None else bucket.rate, queue.limiter.concurrency
     groups = queue.groups.overrides()
-    if queue.group_limit != NO_LIMIT:
-        groups[""] = queue.group_limit
+    if queue.key_limit != NO_LIMIT:
+        groups[""] = queue.key_limit
     are_set = limits != (policy.rate, policy.concurrency)
-    return QueueSettings(queue.paused, policy.group_mode, limits if are_set else None, groups)
+    return QueueSettings(queue.paused, policy.key_mode, limits if are_set else None, groups)
 
 
 def changed_limiters(context: EngineContext) -> Iterator[LimiterSettings]:
@@ -230,7 +230,7 @@ def apply_settings(context: EngineContext, name: str, settings: QueueSettings) -
     queue.paused = settings.paused
     if settings.limits is not None:
         queue.limiter.set(*settings.limits, context.clock.monotonic())
-    for group, limit in settings.groups.items():
+    for group, limit in settings.key_limits.items():
         if group:
             queue.groups.set_own(group, limit)
         else:

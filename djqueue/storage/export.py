@@ -88,7 +88,7 @@ JOB_COLUMNS = (
     "run_at",
     "started_at",
     "finished_at",
-    "group",
+    "concurrency_key",
     "unique_key",
     "subject",
     "tags",

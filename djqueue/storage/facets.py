@@ -21,9 +21,9 @@ from djqueue.core.job import (
     JobRecord,
 )
 from djqueue.core.metrics import Bucket, RunStats
-from djqueue.core.overview import Diagnostics, Finding, GroupsOverview, LimiterState, Overview
+from djqueue.core.overview import Diagnostics, Finding, KeysOverview, LimiterState, Overview
 from djqueue.core.pages import JobPage, JobSummaryPage
-from djqueue.core.policies import UNSET, GroupLimit, GroupWords, SetConcurrency, SetRate
+from djqueue.core.policies import UNSET, KeyLimit, KeyLimitChanges, SetConcurrency, SetRate
 from djqueue.core.states import State
 from djqueue.core.workers import WorkerDump, WorkerInfo
 
@@ -81,8 +81,8 @@ class Jobs(Protocol):
 
         Returns:
             For each job: moved | not_found | active | ended | duplicate (the queue has a job with this id) |
-            unique_key_taken (a live job of the queue has the key) | group_needed (the queue requires a group,
-            and the job has none).
+            unique_key_taken (a live job of the queue has the key) |
+            concurrency_key_needed (the queue requires a concurrency key, and the job has none).
         """
 
     @abstractmethod
@@ -111,7 +111,7 @@ class Jobs(Protocol):
 
 
 class Queues(Protocol):
-    """Queues as a whole: pauses, limits, groups, and removal of many jobs."""
+    """Queues as a whole: pauses, limits, concurrency keys, and removal of many jobs."""
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -137,24 +137,24 @@ class Queues(Protocol):
         """
 
     @abstractmethod
-    def set_group_limit(self, queue: str, group: str | None, **overrides: Unpack[GroupWords]) -> None:
-        """Override limits of a group, or the default for groups without their own limit if `group` is None.
+    def set_key_limit(self, queue: str, key: str | None, **overrides: Unpack[KeyLimitChanges]) -> None:
+        """Override limits of a concurrency key, or the default for keys without their own if `key` is None.
 
         Only the values that are given change. None removes an override, so that the default of the queue, or
         of its policy, applies again. A changed rate starts with a full bucket.
         """
 
     @abstractmethod
-    def pause_group(self, queue: str, group: str) -> None:
-        """Stop claims of a group's jobs until `resume_group`."""
+    def pause_key(self, queue: str, key: str) -> None:
+        """Stop claims of a concurrency key's jobs until `resume_key`."""
 
     @abstractmethod
-    def resume_group(self, queue: str, group: str) -> None:
-        """Resume a paused group."""
+    def resume_key(self, queue: str, key: str) -> None:
+        """Resume a paused concurrency key."""
 
     @abstractmethod
-    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
-        """Return the overrides of a queue's groups; under None, the default for groups without their own."""
+    def key_limits(self, queue: str) -> dict[str | None, KeyLimit]:
+        """Return the overrides of a queue's concurrency keys; under None, the default for the others."""
 
     @abstractmethod
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
@@ -251,7 +251,7 @@ class Events(Protocol):
 
 
 class Reads(Protocol):
-    """Reads of jobs, queues, groups and metrics.
+    """Reads of jobs, queues, concurrency keys and metrics.
 
     They change nothing, and are cheap enough for a page that refreshes every few seconds.
     """
@@ -370,15 +370,15 @@ class Reads(Protocol):
         """
 
     @abstractmethod
-    def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
-        """Return up to `limit` groups of a queue, those with the most waiting jobs first, and the named ones.
+    def concurrency_keys(self, queue: str, limit: int, names: Sequence[str] = ()) -> KeysOverview:
+        """Return up to `limit` keys of a queue, those with the most waiting jobs first, and the named ones.
 
-        If a queue has very many groups, only some are considered, and the result says so.
+        If a queue has very many keys, only some are considered, and the result says so.
         """
 
     @abstractmethod
-    def group_modes(self, queues: Sequence[str]) -> dict[str, str]:
-        """Return the group mode of each queue, one of `core.policies.GROUP_MODES`, in one call for all."""
+    def key_modes(self, queues: Sequence[str]) -> dict[str, str]:
+        """Return the key mode of each queue, one of `core.policies.KEY_MODES`, in one call for all."""
 
     @abstractmethod
     def series(

@@ -168,7 +168,7 @@ OPTIONS: dict[str, Check] = {
     "unique_key": _optional(_name),
     "unique_ttl": _duration,
     "on_duplicate": _choice(ON_DUPLICATE),
-    "group": _optional(_name),
+    "concurrency_key": _optional(_name),
     "weight": _positive,
     "depends_on": _keys,
     "dependents": _keys,
@@ -193,19 +193,19 @@ def _options(value: Any) -> bool:
     )
 
 
-_group = _mapping({"concurrency": _concurrency, "paused": _flag, "rate": _rate, "weight": _concurrency})
+_key_limit = _mapping({"concurrency": _concurrency, "paused": _flag, "rate": _rate, "weight": _concurrency})
 
 
-def _groups(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_text(name) and _group(one) for name, one in value.items())
+def _key_limits(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(_text(name) and _key_limit(one) for name, one in value.items())
 
 
 CHECKS: dict[str, dict[str, Check]] = {
     QUEUE: {
         "paused": _flag,
-        "group_mode": _text,
+        "key_mode": _text,
         "limits": _optional(_mapping({"rate": _rate, "concurrency": _concurrency})),
-        "groups": _groups,
+        "key_limits": _key_limits,
     },
     LIMITER: {"name": _name, "rate": _rate, "concurrency": _concurrency},
     JOB: {

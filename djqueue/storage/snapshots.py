@@ -7,9 +7,9 @@ may contain lone surrogates. Times are UTC milliseconds, and 0 or None stands fo
 
 Format 1 has these kinds, with these keys:
 
-    queue       paused, group_mode, limits, groups
+    queue       paused, key_mode, limits, key_limits
                 limits: {rate: [capacity, per] or None, concurrency}, or None if neither was set.
-                groups: by name, "" for the default of all: {concurrency, paused, rate, weight}.
+                key_limits: by concurrency key, "" for the default: {concurrency, paused, rate, weight}.
                 Every queue that has been used has one record.
     limiter     name, rate, concurrency: as set at run time
     job         id, name, state, position, payload, options, created_at, run_at, started_at, finished_at,
@@ -40,7 +40,7 @@ from djqueue.core.errors import OptionError, SnapshotTargetError
 from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure
 from djqueue.core.messages import numbered
 from djqueue.core.options import JobKey, JobOptions
-from djqueue.core.policies import NO_LIMIT, GroupLimit, QueuePolicy, Rate
+from djqueue.core.policies import NO_LIMIT, KeyLimit, QueuePolicy, Rate
 from djqueue.core.states import PENDING, State
 from djqueue.core.workers import WorkerInfo
 
@@ -312,44 +312,44 @@ class QueueSettings(NamedTuple):
     """Settings of a queue that were made at run time."""
 
     paused: bool = False
-    group_mode: str = ""
-    """The mode in which the queue's groups are used; empty if it is not recorded."""
+    key_mode: str = ""
+    """The mode in which the queue's concurrency keys are used; empty if it is not recorded."""
     limits: tuple[Rate | None, int | None] | None = None
     """Rate and concurrency; None if neither was set."""
-    groups: Mapping[str, GroupLimit] = {}
-    """Overrides of groups by name; those of "" are the default of all."""
+    key_limits: Mapping[str, KeyLimit] = {}
+    """Overrides by concurrency key; those of "" are the default of all."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was set."""
-        return not self.paused and self.limits is None and not self.groups
+        return not self.paused and self.limits is None and not self.key_limits
 
     def record(self) -> dict[str, Any]:
         """Return the record of these settings."""
         limits = None
         if self.limits is not None:
             limits = {"rate": _pair(self.limits[0]), "concurrency": self.limits[1]}
-        groups = {
+        key_limits = {
             name: {**limit._asdict(), "rate": _pair(limit.rate)}
-            for name, limit in self.groups.items()
+            for name, limit in self.key_limits.items()
             if limit != NO_LIMIT
         }
-        return {"paused": self.paused, "group_mode": self.group_mode, "limits": limits, "groups": groups}
+        return {"paused": self.paused, "key_mode": self.key_mode, "limits": limits, "key_limits": key_limits}
 
     @classmethod
     def of(cls, queue: str, record: Record) -> "QueueSettings":
         """Return the settings of a record. Raises OptionError if the record is invalid."""
         try:
             limits = record["limits"]
-            groups = {
-                name: GroupLimit(**{**limit, "rate": _rate(limit["rate"])})
-                for name, limit in record["groups"].items()
+            key_limits = {
+                name: KeyLimit(**{**limit, "rate": _rate(limit["rate"])})
+                for name, limit in record["key_limits"].items()
             }
             return cls(
                 record["paused"],
-                record["group_mode"],
+                record["key_mode"],
                 None if limits is None else (_rate(limits["rate"]), limits["concurrency"]),
-                groups,
+                key_limits,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise _invalid(QUEUE, queue, record, error) from error

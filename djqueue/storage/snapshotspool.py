@@ -103,7 +103,7 @@ class SnapshotSpool:
             elif part.kind == snapshots.QUEUE:
                 settings = QueueSettings.of(part.queue, record)
                 policy = self._policy(part.queue)
-                policy.check_mode(part.queue, settings.group_mode or policy.group_mode)
+                policy.check_mode(part.queue, settings.key_mode or policy.key_mode)
                 self.queues[part.queue] = settings
             elif part.kind == snapshots.LIMITER:
                 self.limiters.append(LimiterSettings.of(record))

@@ -160,7 +160,7 @@ class Staging(ABC):
         staged: Mapping[str, int],
         lifetime: int = STAGE_TTL,
     ) -> dict[str, str]:
-        """Stage chunks of a part, idempotently. See `check_chunk` for their requirements.
+        """Stage chunks of a part, idempotently. See `check_chunks` for their requirements.
 
         Args:
             write: The write's name.
@@ -312,14 +312,15 @@ class Staging(ABC):
         return self.forget_all([queue], app, write)
 
 
-def check_chunk(batches: Sequence[Batch]) -> None:
-    """Raise ValueError unless these are at most `CHUNK` jobs with ids and the same queue and name."""
-    if len({(batch.queue, batch.name) for batch in batches}) != 1:
-        raise ValueError("all jobs of a chunk must have the same queue and name")
-    if sum(len(batch.payloads) for batch in batches) > CHUNK:
-        raise ValueError(f"a chunk can have at most {CHUNK} jobs")
-    if any(batch.ids is None or len(batch.ids) != len(batch.payloads) for batch in batches):
-        raise ValueError("all jobs of a chunk must have ids")
+def check_chunks(chunks: Iterable[Sequence[Batch]]) -> None:
+    """Raise ValueError unless each is at most `CHUNK` jobs with ids and the same queue and name."""
+    for batches in chunks:
+        if len({(batch.queue, batch.name) for batch in batches}) != 1:
+            raise ValueError("all jobs of a chunk must have the same queue and name")
+        if sum(len(batch.payloads) for batch in batches) > CHUNK:
+            raise ValueError(f"a chunk can have at most {CHUNK} jobs")
+        if any(batch.ids is None or len(batch.ids) != len(batch.payloads) for batch in batches):
+            raise ValueError("all jobs of a chunk must have ids")
 
 
 def chunks_of(manifest: Manifest) -> list[tuple[str, int]]:

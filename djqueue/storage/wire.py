@@ -27,15 +27,15 @@ from djqueue.core.overview import (
     DiagnosticLine,
     Diagnostics,
     Finding,
-    GroupOverview,
-    GroupsOverview,
+    KeyOverview,
+    KeysOverview,
     LimiterState,
     Overview,
     QueueOverview,
     Totals,
 )
 from djqueue.core.pages import JobPage, JobSummary, JobSummaryPage
-from djqueue.core.policies import UNSET, GroupLimit, Rate
+from djqueue.core.policies import UNSET, KeyLimit, Rate
 from djqueue.core.states import State
 from djqueue.core.workers import ProcessInfo, RunningJob, WorkerDump, WorkerInfo
 
@@ -70,7 +70,7 @@ RECORDS: tuple[type, ...] = (
     records.AttemptRecord,
     Swept,
     records.DeadLetterPage,
-    GroupLimit,
+    KeyLimit,
     LimiterState,
     records.Emission,
     records.ItemMark,
@@ -91,8 +91,8 @@ RECORDS: tuple[type, ...] = (
     JobSummaryPage,
     RunningJob,
     WorkerDump,
-    GroupOverview,
-    GroupsOverview,
+    KeyOverview,
+    KeysOverview,
     FlowNode,
     FlowEdge,
     FlowGraph,

@@ -90,7 +90,7 @@ class Scene:
             make_attempt(done, worker=f"{queue}-worker"),
             make_log(done, f"line of {queue}"),
             QueueState.objects.create(name=queue, concurrency=3),
-            GroupState.objects.create(queue=queue, group=f"{queue}-group", concurrency=2),
+            GroupState.objects.create(queue=queue, concurrency_key=f"{queue}-key", concurrency=2),
             LimiterState.objects.create(name=f"{queue}-limiter", concurrency=4),
             CronJob.objects.create(
                 name=f"{queue}-cron", job_name=name, queue=queue, schedule="@yearly", **_values(secret)
@@ -176,9 +176,9 @@ def data_for(target: Target) -> dict[str, Any]:
         "what": "completed",
         "kind": "retry",
         "queue": queue,
-        "group": f"{queue}-group",
-        "group-name": f"{queue}-group",
-        "group-concurrency": "9",
+        "concurrency_key": f"{queue}-key",
+        "key-name": f"{queue}-key",
+        "key-concurrency": "9",
         "limiter-concurrency": "9",
         "concurrency": "8",
         "delay": "60",

@@ -12,7 +12,7 @@ import pytest
 
 from djqueue.backup import schedule as schedules
 from djqueue.backup import transfer
-from djqueue.backup.lease import BackupLease, BackupRunningError, Turn
+from djqueue.backup.lease import BackupLease, BackupRunningError, HeldBackupLease
 from djqueue.backup.schedule import BackupSchedule, backing_up, is_scheduled
 from djqueue.backup.store import BackupStore
 from djqueue.conf import BackupSettings, get_settings
@@ -125,12 +125,12 @@ def test_no_backup_starts_while_another_process_creates_one(
     schedule: BackupSchedule, store: BackupStore
 ) -> None:
     other = LeaderLease("default", SYSTEM_CLOCK, "backup")
-    assert other.take()
+    assert other.acquire()
     assert schedule.look(stop()) == schedules.LOOK_WHILE_BUSY
     assert store.names() == []
     with (
         pytest.raises(BackupRunningError, match="a backup is being taken by process"),
-        schedule._lease.turn(1_000, stop()),
+        schedule._lease.acquire(1_000, stop()),
     ):
         raise AssertionError("unreachable")
 
@@ -217,8 +217,8 @@ def test_backup_is_aborted_after_timeout(
     schedule._settings = BackupSettings(timeout=1, folder=get_settings().backup.folder)
 
     def slow(storage: Any, store: Any, clock: Any, steps: Any) -> Any:
-        turn: Turn = steps.check.__self__
-        eventually(lambda: turn._over)
+        held: HeldBackupLease = steps.check.__self__
+        eventually(lambda: held._over)
         return transfer.take(storage, store, clock, steps)
 
     monkeypatch.setattr(schedules, "take", slow)
@@ -234,8 +234,8 @@ def test_process_that_lost_its_lease_publishes_no_backup(
 
     def frozen(storage: Any, store: Any, clock: Any, steps: Any) -> Any:
         SchedulerLease.objects.filter(name="backup").update(generation=99, holder="another")
-        turn: Turn = steps.check.__self__
-        eventually(lambda: turn._over)
+        held: HeldBackupLease = steps.check.__self__
+        eventually(lambda: held._over)
         return transfer.take(storage, store, clock, steps)
 
     monkeypatch.setattr(schedules, "take", frozen)

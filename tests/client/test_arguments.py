@@ -302,6 +302,7 @@ def test_unknown_attribute_raises_a_plain_attribute_error(paying):
         ("countdown", "delay"),
         ("eta", "run_at"),
         ("expires", "ttl"),
+        ("group", "concurrency_key"),
         ("job_timeout", "timeout"),
         ("max_retries", "max_attempts"),
         ("queue_name", "queue"),

@@ -11,7 +11,7 @@ from djqueue.codecs import encode
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.job import JobFailure
-from djqueue.core.policies import GroupLimit, Rate
+from djqueue.core.policies import KeyLimit, Rate
 from djqueue.core.states import TRANSITIONS
 from djqueue.errors import (
     JobCancelledError,
@@ -480,31 +480,31 @@ def test_wrong_queue_limit_is_rejected(queue, do, limits):
         do(queue, "set_limits", **limits)
 
 
-def test_group_is_limited_and_paused(queue, storage, do):
+def test_key_is_limited_and_paused(queue, storage, do):
     for number in range(6):
-        queue.enqueue(number, group="g")
+        queue.enqueue(number, concurrency_key="g")
 
-    do(queue, "set_group_limit", "g", 2)
+    do(queue, "set_key_limit", "g", 2)
     assert len(claim(storage, 9, names=["orders"])) == 2
-    do(queue, "pause_group", "g")
-    do(queue, "set_group_limit", None, 4)
-    do(queue, "set_group_limit", "g", None)
+    do(queue, "pause_key", "g")
+    do(queue, "set_key_limit", None, 4)
+    do(queue, "set_key_limit", "g", None)
     assert claim(storage, 9, names=["orders"]) == []
-    assert do(queue, "group_limits") == {"g": GroupLimit(paused=True), None: GroupLimit(4)}
-    do(queue, "resume_group", "g")
+    assert do(queue, "key_limits") == {"g": KeyLimit(paused=True), None: KeyLimit(4)}
+    do(queue, "resume_key", "g")
     assert len(claim(storage, 9, names=["orders"])) == 2
 
 
-def test_group_limits_are_set_individually(queue, do):
-    do(queue, "set_group_limit", "g", 2)
-    do(queue, "set_group_limit", "g", rate="10/s", weight=3)
-    assert do(queue, "group_limits") == {"g": GroupLimit(2, rate=Rate(10, 1_000), weight=3)}
+def test_key_limits_are_set_individually(queue, do):
+    do(queue, "set_key_limit", "g", 2)
+    do(queue, "set_key_limit", "g", rate="10/s", weight=3)
+    assert do(queue, "key_limits") == {"g": KeyLimit(2, rate=Rate(10, 1_000), weight=3)}
 
-    do(queue, "set_group_limit", "g", None)
-    do(queue, "set_group_limit", "g", rate=(5, 2))
-    assert do(queue, "group_limits") == {"g": GroupLimit(rate=Rate(5, 2_000), weight=3)}
-    do(queue, "set_group_limit", "g", rate=None, weight=None)
-    assert do(queue, "group_limits") == {}
+    do(queue, "set_key_limit", "g", None)
+    do(queue, "set_key_limit", "g", rate=(5, 2))
+    assert do(queue, "key_limits") == {"g": KeyLimit(rate=Rate(5, 2_000), weight=3)}
+    do(queue, "set_key_limit", "g", rate=None, weight=None)
+    assert do(queue, "key_limits") == {}
 
 
 @pytest.mark.parametrize(
@@ -516,22 +516,22 @@ def test_group_limits_are_set_individually(queue, do):
         {},
     ],
 )
-def test_wrong_group_limit_is_rejected(queue, do, limits):
+def test_wrong_key_limit_is_rejected(queue, do, limits):
     name = next(iter(limits), "expected concurrency, rate or weight")
     with pytest.raises((OptionError, ConfigurationError), match=name):
-        do(queue, "set_group_limit", "g", **limits)
+        do(queue, "set_key_limit", "g", **limits)
 
 
-def test_default_group_limit_has_no_weight(queue, do):
+def test_default_key_limit_has_no_weight(queue, do):
     with pytest.raises(OptionError, match="weight"):
-        do(queue, "set_group_limit", None, weight=2)
+        do(queue, "set_key_limit", None, weight=2)
 
 
-@pytest.mark.parametrize("group", ["", 7, "x" * 256, "a\0"])
-@pytest.mark.parametrize("verb", ["set_group_limit", "pause_group", "resume_group"])
-def test_wrong_group_name_is_rejected(queue, do, verb, group):
-    arguments = (group, 1) if verb == "set_group_limit" else (group,)
-    with pytest.raises(OptionError, match="group"):
+@pytest.mark.parametrize("key", ["", 7, "x" * 256, "a\0"])
+@pytest.mark.parametrize("verb", ["set_key_limit", "pause_key", "resume_key"])
+def test_wrong_key_is_rejected(queue, do, verb, key):
+    arguments = (key, 1) if verb == "set_key_limit" else (key,)
+    with pytest.raises(OptionError, match="key"):
         do(queue, verb, *arguments)
 
 

@@ -125,8 +125,8 @@ def check_sizes(queue: JobQueue) -> None:
 
 
 def check_groups(queue: JobQueue, out: list[EngineJob], group_waiting: list[EngineJob]) -> None:
-    counts = Counter(job.options.group for job in out if job.options.group is not None)
-    names = {job.options.group for job in out + group_waiting} - {None}
+    counts = Counter(job.options.concurrency_key for job in out if job.options.concurrency_key is not None)
+    names = {job.options.concurrency_key for job in out + group_waiting} - {None}
     assert queue.groups._groups.keys() == names
     for name, group in queue.groups._groups.items():
         own = queue.groups.own(name)

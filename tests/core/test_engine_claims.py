@@ -166,8 +166,8 @@ def test_expired_job_is_replaced_by_another_in_the_claim():
 
 def test_expired_job_lets_the_next_of_its_group_run_in_the_same_claim():
     bench = Bench()
-    bench.enqueue("late", ttl=100, group="g")
-    bench.enqueue("next", group="g")
+    bench.enqueue("late", ttl=100, concurrency_key="g")
+    bench.enqueue("next", concurrency_key="g")
     bench.clock.advance(100)
 
     assert bench.ids(1) == ["next"]

@@ -154,7 +154,7 @@ def test_result_without_a_ttl_is_kept():
 def test_reused_ids_leave_nothing_behind():
     bench = Bench()
     for _ in range(500):
-        bench.enqueue("a", delay=10**9, result_ttl=10**9, unique_key="k", ttl=10**9, group="g")
+        bench.enqueue("a", delay=10**9, result_ttl=10**9, unique_key="k", ttl=10**9, concurrency_key="g")
         bench.engine.jobs.cancel("q", ["a"])
     queue = bench.engine.context.existing("q")
 

@@ -213,8 +213,8 @@ def test_dependent_enqueued_again_waits_for_its_new_dependencies():
 
 def test_dependent_joins_its_group_when_unblocked():
     bench = Bench()
-    bench.enqueue("a", group="g")
-    bench.enqueue("b", group="g", unique_key="k", depends_on=A)
+    bench.enqueue("a", concurrency_key="g")
+    bench.enqueue("b", concurrency_key="g", unique_key="k", depends_on=A)
     assert bench.enqueue("c", unique_key="k").id == "b"
     bench.finish(bench.claim_one())
 

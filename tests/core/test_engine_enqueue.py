@@ -19,7 +19,7 @@ def test_unusual_ids_work_like_any_other(job_id):
     watched = []
     bench.engine.events.subscribe(job_id, watched.append, job_id)
 
-    assert bench.enqueue(job_id, queue=job_id, group=job_id, unique_key=job_id).status == "queued"
+    assert bench.enqueue(job_id, queue=job_id, concurrency_key=job_id, unique_key=job_id).status == "queued"
     claimed = bench.claim_one(queue=job_id)
     assert (claimed.queue, claimed.id) == (job_id, job_id)
     assert bench.finish(claimed, result=b"done")
@@ -189,7 +189,7 @@ def test_empty_batch_changes_nothing():
     bench = Bench()
 
     assert bench.engine.enqueue([Batch("q", "send", DEFAULT_OPTIONS, [])]) == []
-    assert bench.engine.enqueue([Batch("q", "send", JobOptions(group="g"), [], [])]) == []
+    assert bench.engine.enqueue([Batch("q", "send", JobOptions(concurrency_key="g"), [], [])]) == []
     assert bench.engine.reads.waiting_names("q") == {}
 
 

@@ -15,7 +15,7 @@ from tests.core.making import Bench
 def test_one_job_of_a_group_runs_at_a_time_while_other_groups_go_on():
     bench = Bench()
     for job_id, group in (("g1", "g"), ("g2", "g"), ("h1", "h"), ("free", None), ("g3", "g")):
-        bench.enqueue(job_id, group=group)
+        bench.enqueue(job_id, concurrency_key=group)
 
     one, *others = bench.claim()
     assert (one.id, [claimed.id for claimed in others]) == ("g1", ["h1", "free"])
@@ -32,7 +32,7 @@ def test_one_job_of_a_group_runs_at_a_time_while_other_groups_go_on():
 def test_released_job_goes_before_the_rest_of_its_group(how):
     bench = Bench(lease=100)
     for number in range(3):
-        bench.enqueue(f"g{number}", group="g")
+        bench.enqueue(f"g{number}", concurrency_key="g")
     claimed = bench.claim_one()
     if how == "released":
         bench.finish(claimed, "release")
@@ -50,8 +50,8 @@ def test_released_job_goes_before_the_rest_of_its_group(how):
 
 def test_delayed_retry_does_not_block_its_group():
     bench = Bench()
-    bench.enqueue("g1", group="g")
-    bench.enqueue("g2", group="g")
+    bench.enqueue("g1", concurrency_key="g")
+    bench.enqueue("g2", concurrency_key="g")
     bench.finish(bench.claim_one(), "retry", delay=100)
 
     claimed = bench.claim_one()
@@ -79,7 +79,7 @@ def test_group_continues_after_any_of_its_jobs_is_removed(how, which):
     bench = Bench()
     for number in range(3):
         ttl = 500 if how == "expire" and which == f"g{number}" else None
-        bench.enqueue(f"g{number}", group="g", ttl=ttl)
+        bench.enqueue(f"g{number}", concurrency_key="g", ttl=ttl)
     take_back(bench, how, which)
     check_engine(bench.engine)
 
@@ -93,9 +93,9 @@ def test_group_continues_after_any_of_its_jobs_is_removed(how, which):
 
 def test_workers_are_woken_when_a_group_has_a_free_slot():
     bench = Bench()
-    bench.enqueue("g1", group="g")
-    bench.enqueue("g2", group="g")
-    bench.enqueue("g3", group="g")
+    bench.enqueue("g1", concurrency_key="g")
+    bench.enqueue("g2", concurrency_key="g")
+    bench.enqueue("g3", concurrency_key="g")
     woken = []
     bench.engine.listen(None, lambda: woken.append(1))
     bench.engine.jobs.cancel("q", ["g1"])
@@ -108,22 +108,22 @@ def test_workers_are_woken_when_a_group_has_a_free_slot():
 
 
 def test_group_concurrency_above_one_is_used():
-    bench = Bench(group_concurrency=2)
+    bench = Bench(key_concurrency=2)
     for number in range(5):
-        bench.enqueue(str(number), group="g")
+        bench.enqueue(str(number), concurrency_key="g")
 
     assert bench.ids() == ["0", "1"]
-    bench.engine.queues.set_group_limit("q", None, concurrency=4)
+    bench.engine.queues.set_key_limit("q", None, concurrency=4)
     assert bench.ids() == ["2", "3"]
     check_engine(bench.engine)
 
 
 def test_lower_group_limit_applies_once_active_jobs_above_it_end():
-    bench = Bench(group_concurrency=3)
+    bench = Bench(key_concurrency=3)
     for number in range(5):
-        bench.enqueue(str(number), group="g")
+        bench.enqueue(str(number), concurrency_key="g")
     one, two, three = bench.claim()
-    bench.engine.queues.set_group_limit("q", None, concurrency=1)
+    bench.engine.queues.set_key_limit("q", None, concurrency=1)
     bench.finish(two, "release")
     assert bench.claim() == []
     bench.finish(one)
@@ -137,7 +137,7 @@ def test_lower_group_limit_applies_once_active_jobs_above_it_end():
 def test_waiting_jobs_of_a_full_group_are_not_scanned():
     bench = Bench()
     for number in range(2_000):
-        bench.enqueue(f"g{number}", group="g", priority=9)
+        bench.enqueue(f"g{number}", concurrency_key="g", priority=9)
     bench.enqueue("free")
 
     assert bench.ids(2) == ["g0", "free"]
@@ -148,7 +148,7 @@ def test_waiting_jobs_of_a_full_group_are_not_scanned():
 def test_groups_without_jobs_are_removed():
     bench = Bench()
     for number in range(100):
-        bench.enqueue(str(number), group=str(number), result_ttl=1)
+        bench.enqueue(str(number), concurrency_key=str(number), result_ttl=1)
     for claimed in bench.claim(100):
         bench.finish(claimed)
     bench.sweep(10)
@@ -159,9 +159,9 @@ def test_groups_without_jobs_are_removed():
 
 def test_lifo_job_goes_first_in_its_group():
     bench = Bench()
-    bench.enqueue("g1", group="g")
-    bench.enqueue("g2", group="g")
-    bench.enqueue("g3", group="g", lifo=True)
+    bench.enqueue("g1", concurrency_key="g")
+    bench.enqueue("g2", concurrency_key="g")
+    bench.enqueue("g3", concurrency_key="g", lifo=True)
     bench.finish(bench.claim_one())
 
     assert bench.ids() == ["g3"]
@@ -179,12 +179,12 @@ class Untouchable(OrderedDict):
 
 def test_fifty_thousand_blocked_jobs_of_a_group_are_not_scanned():
     bench = Bench()
-    bench.engine.enqueue([Batch("q", "send", JobOptions(group="big"), [b""] * 50_000)])
+    bench.engine.enqueue([Batch("q", "send", JobOptions(concurrency_key="big"), [b""] * 50_000)])
     [first] = bench.claim(1)
     big = bench.engine.context.existing("q").groups._groups["big"]
     big.group_waiting = Untouchable(big.group_waiting)
     for number in range(3):
-        bench.enqueue(f"small{number}", group="small")
+        bench.enqueue(f"small{number}", concurrency_key="small")
 
     one = bench.claim_one()
     assert (one.id, bench.claim(10)) == ("small0", [])
@@ -197,8 +197,8 @@ def test_fifty_thousand_blocked_jobs_of_a_group_are_not_scanned():
 
 @pytest.mark.parametrize("weight", [1, 1_000])
 def test_cancelling_the_jobs_of_a_group_from_behind_compares_none_with_the_others(monkeypatch, weight):
-    bench = Bench(group_concurrency=weight, group_weights={"g": weight})
-    results = bench.engine.enqueue([Batch("q", "send", JobOptions(group="g"), [b""] * 1_000)])
+    bench = Bench(key_concurrency=weight, key_weights={"g": weight})
+    results = bench.engine.enqueue([Batch("q", "send", JobOptions(concurrency_key="g"), [b""] * 1_000)])
     compared = []
     monkeypatch.setattr(EngineJob, "__eq__", lambda job, other: compared.append(job), raising=False)
 

@@ -141,8 +141,8 @@ def test_journal_receives_the_old_job_before_a_new_one_with_its_id():
 def test_restored_jobs_keep_their_places():
     bench = Bench()
     jobs = [
-        kept(bench, "1", group="g"),
-        kept(bench, "2", group="g"),
+        kept(bench, "1", concurrency_key="g"),
+        kept(bench, "2", concurrency_key="g"),
         kept(bench, "late", State.DELAYED, delay=500),
         kept(bench, "due", State.DELAYED, delay=-500),
         kept(bench, "key", unique_key="k"),

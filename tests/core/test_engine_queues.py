@@ -18,9 +18,9 @@ def fill(bench):
     bench.finish(bench.claim_one())
     bench.enqueue("cancelled")
     bench.engine.jobs.cancel("q", ["cancelled"])
-    bench.enqueue("active", group="g", unique_key="a")
+    bench.enqueue("active", concurrency_key="g", unique_key="a")
     claimed = bench.claim_one()
-    bench.enqueue("parked", group="g")
+    bench.enqueue("parked", concurrency_key="g")
     bench.enqueue("waiting", ttl=10_000, unique_key="w")
     bench.enqueue("delayed", delay=5_000)
     bench.enqueue("blocked", depends_on=(("q", "waiting"),))
@@ -88,14 +88,14 @@ def test_obliterated_queue_starts_empty():
     bench = Bench()
     bench.engine.queues.pause("q")
     bench.engine.queues.set_limits("q", Rate(1, 10**6), 1)
-    bench.enqueue("a", unique_key="k", group="g")
+    bench.enqueue("a", unique_key="k", concurrency_key="g")
     bench.engine.queues.obliterate("q")
 
     assert not bench.engine.queues.is_paused("q")
     assert bench.engine.queues.limits("q") == (None, None)
     for number in range(3):
         assert bench.enqueue(f"{number}", unique_key=f"{number}").status == "queued"
-    assert bench.enqueue("a", unique_key="k", group="g").status == "queued"
+    assert bench.enqueue("a", unique_key="k", concurrency_key="g").status == "queued"
     assert bench.ids() == ["0", "1", "2", "a"]
 
 
@@ -105,7 +105,7 @@ def test_subscribers_receive_an_obliteration_and_later_events():
     watched = []
     leave = bench.engine.events.subscribe("q", watched.append, "a")
     bench.engine.queues.pause("q")
-    bench.enqueue("a", group="g")
+    bench.enqueue("a", concurrency_key="g")
     bench.engine.queues.resume("q")
     bench.claim_one()
     bench.engine.queues.pause("q")

@@ -52,7 +52,7 @@ def run(*works):
 def options_of(random):
     kind = random.randrange(6)
     if kind == 0:
-        return JobOptions(group=random.choice("gh"))
+        return JobOptions(concurrency_key=random.choice("gh"))
     if kind == 1:
         return JobOptions(unique_key=str(random.random()))
     if kind == 2:
@@ -282,7 +282,7 @@ def test_cancel_remove_and_clean_work_while_jobs_run():
 
     def produce():
         for number, job_id in enumerate(ids):
-            options = JobOptions(group="g" if number % 3 == 0 else None, ttl=10**6)
+            options = JobOptions(concurrency_key="g" if number % 3 == 0 else None, ttl=10**6)
             engine.enqueue([Batch("q", "send", options, [b""], [job_id], number % 2)])
         produced.set()
 
@@ -327,7 +327,9 @@ def test_moved_jobs_run_once_each_after_their_dependencies(cores):
             for step in range(4):
                 queue, job_id = random.choice(QUEUES), f"{number}-{step}"
                 waits_for = () if last is None else (where(last),)
-                options = JobOptions(depends_on=waits_for, group=random.choice(["g", None]), ttl=10**9)
+                options = JobOptions(
+                    depends_on=waits_for, concurrency_key=random.choice(["g", None]), ttl=10**9
+                )
                 try:
                     engine.enqueue([Batch(queue, "send", options, [b""], [job_id])])
                 except OptionError:  # it has been moved since we looked

@@ -16,16 +16,16 @@ IDLE = worker("idle", concurrency=2, active=1)
 
 OBSTACLES = {
     "paused": {"paused": True},
-    "group_paused": {"group": "g", "group_paused": True},
+    "key_paused": {"concurrency_key": "g", "key_paused": True},
     "delayed": {"state": State.DELAYED, "run_at": AT + 5},
     "blocked": {"state": State.BLOCKED, "unmet": (Dependency("q", "x", State.ACTIVE),)},
-    "group_rate": {"group": "g", "group_next_at": AT + 7},
-    "group_busy": {
-        "group": "g",
+    "key_rate": {"concurrency_key": "g", "key_next_at": AT + 7},
+    "key_busy": {
+        "concurrency_key": "g",
         "is_group_waiting": True,
-        "group_limit": 2,
-        "group_active": 2,
-        "group_holders": HOLDERS,
+        "key_limit": 2,
+        "key_active": 2,
+        "key_holders": HOLDERS,
     },
     "behind_rate": {"next_token_at": AT + 9},
     "concurrency_full": {"concurrency": 2, "used": 2, "holders": HOLDERS},
@@ -42,9 +42,9 @@ STAFF = {
 EVIDENCE = {
     "delayed": {"until": AT + 5},
     "blocked": {"unmet": (Dependency("q", "x", State.ACTIVE),)},
-    "group_paused": {"group": "g"},
-    "group_rate": {"group": "g", "until": AT + 7},
-    "group_busy": {"group": "g", "limit": 2, "holders": HOLDERS, "before": 3},
+    "key_paused": {"concurrency_key": "g"},
+    "key_rate": {"concurrency_key": "g", "until": AT + 7},
+    "key_busy": {"concurrency_key": "g", "limit": 2, "holders": HOLDERS, "before": 3},
     "behind_rate": {"until": AT + 9, "before": 3},
     "concurrency_full": {"limit": 2, "holders": HOLDERS, "before": 3},
     "too_heavy": {"weight": 3, "free": 2, "holders": HOLDERS},

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from djqueue.core.engine.groups import GROUP_WAITING, GroupBuckets, Groups, Times
-from djqueue.core.policies import GroupLimit, Rate
+from djqueue.core.policies import KeyLimit, Rate
 from djqueue.testing.clock import FakeClock
 from tests.core.making import make_job
 
@@ -23,7 +23,7 @@ class Model:
 
     def __init__(self):
         self.active, self.ready, self.group_waiting = [], [], []
-        self.own = GroupLimit()
+        self.own = KeyLimit()
 
     def room(self):
         return 0 if self.own.paused else (self.own.concurrency or 2) - len(self.active)
@@ -59,7 +59,7 @@ def test_groups_respect_weight_and_limit_and_keep_order(steps):
     for verb, name, pick in steps:
         model = models[name]
         if verb in ("admit", "front"):
-            job, front = make_job(group=name), verb == "front"
+            job, front = make_job(concurrency_key=name), verb == "front"
             may = not model.group_waiting and model.has_turn()
             assert groups.admit(job, front=front) == may
             (model.ready if may else model.group_waiting).insert(0 if front else 1_000, job)
@@ -96,7 +96,7 @@ def test_groups_respect_weight_and_limit_and_keep_order(steps):
         there = {name for name, each in models.items() if each.active or each.ready or each.group_waiting}
         assert groups._groups.keys() == there
         assert groups.overrides() == {
-            name: each.own for name, each in models.items() if each.own != GroupLimit()
+            name: each.own for name, each in models.items() if each.own != KeyLimit()
         }
         for each in there:
             assert groups._groups[each].active == len(models[each].active)

@@ -48,7 +48,7 @@ REFUSED = {
     "unique_key": NO_TEXTS,
     "unique_ttl": [*NO_DURATIONS, 0],
     "on_duplicate": ["explode", None, 5, ["keep"]],
-    "group": NO_TEXTS,
+    "concurrency_key": NO_TEXTS,
     "weight": [*NO_INTEGERS, 0, -1, MAX_INTEGER + 1],
     "depends_on": ["a", 5, [5], [("q",)], [("", "a")], [("q", "")], [("q", 5)], [["q", "a"]], ("q", "a")],
     "on_dependency_failure": ["explode", None, True],
@@ -104,7 +104,7 @@ ACCEPTED = {
     "ttl": [(None, None), (1, 1_000)],
     "unique_key": [(None, None), ("k", "k")],
     "on_duplicate": [("keep", "keep")],
-    "group": [(None, None), ("g", "g")],
+    "concurrency_key": [(None, None), ("g", "g")],
     "depends_on": [([], ()), ([("q", "a"), ("q", "b"), ("q", "a")], (("q", "a"), ("q", "b")))],
     "on_dependency_failure": [(word, word) for word in ("fail", "ignore", "cancel", "wait")],
     "lifo": [(True, True)],
@@ -183,12 +183,12 @@ def test_stored_options_survive_a_round_trip():
         depends_on=[("q", "a")],
         tags=["x"],
         ttl=5,
-        group="g",
+        concurrency_key="g",
         headers={"a": 1},
     ).job
     stored = options.as_dict()
 
-    assert set(stored) == {"priority", "backoff", "depends_on", "tags", "ttl", "group", "headers"}
+    assert set(stored) == {"priority", "backoff", "depends_on", "tags", "ttl", "concurrency_key", "headers"}
     assert JobOptions.from_dict(stored) == options
     as_lists = {**stored, "depends_on": [["q", "a"]], "tags": ["x"], "of a later version": 1}
     assert JobOptions.from_dict(as_lists) == options
@@ -198,7 +198,7 @@ def test_stored_options_survive_a_round_trip():
 def test_job_without_unique_key_and_group_is_plain():
     assert parse().job.plain
     assert not parse(unique_key="k").job.plain
-    assert not parse(group="g").job.plain
+    assert not parse(concurrency_key="g").job.plain
 
 
 @pytest.mark.parametrize("text", ["user:42", "a{b}:ü", "𝄞", " ", "x" * 255])

@@ -148,13 +148,14 @@ NASTY = st.one_of(
 )  # fmt: skip
 GET_NAMES = (
     "state", "queue", "id", "name", "tag", "worker", "priority", "since", "until", "argument", "error", "at",
-    "after", "subject", "group", "window", "format", "sort", "q", "user", "action", "job_id", "reason",
-    "kind", "fingerprint", "error_type", "older_than", "newer_than", "rate", "expected",
+    "after", "subject", "concurrency_key", "window", "format", "sort", "q", "user", "action", "job_id",
+    "reason", "kind", "fingerprint", "error_type", "older_than", "newer_than", "rate", "expected",
     "args", "kwargs", "delay",
 )  # fmt: skip
 POST_NAMES = (
-    "rate", "concurrency", "what", "confirm", "group", "group-name", "group-concurrency", "group-rate",
-    "group-weight", "limiter-rate", "limiter-concurrency", "job", "state", "queue", "name", "expected",
+    "rate", "concurrency", "what", "confirm", "concurrency_key", "key-name",
+    "key-concurrency", "key-rate", "key-weight", "limiter-rate", "limiter-concurrency", "job",
+    "state", "queue", "name", "expected",
     "kind", "reason", "error_type", "fingerprint", "older_than", "newer_than", "run_at", "delay",
     "priority", "seal", "how", "new_id", "args", "kwargs", "payload", "unique_key", "job_name",
     "schedule", "every", "timezone",
@@ -207,7 +208,7 @@ def test_form_answers_any_values(client: Any, examples: Any) -> None:
     @example(page=BY_NAME["reschedule"], data={"run_at": "9999-12-31T23:59:59"})
     @example(page=BY_NAME["cron_create"], data={**GOOD, "start_at": "9997-12-31T23:00:00", "djq_do": "save"})
     @example(page=BY_NAME["cron_create"], data={**GOOD, "schedule": "", "every": "36500 00:00:00"})
-    @example(page=BY_NAME["group_limits"], data={"group-name": "\ud7ff" * 300, "group-rate": LONG})
+    @example(page=BY_NAME["key_limits"], data={"key-name": "\ud7ff" * 300, "key-rate": LONG})
     def check(page: Any, data: dict[str, str]) -> None:
         read_cache.clear()
         filled = {**GOOD, **data} if page.name.startswith("cron_") and page.name != "cron_run" else data

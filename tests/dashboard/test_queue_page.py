@@ -6,7 +6,7 @@ from django.db import connection
 from djqueue import Limiter, Queue
 from djqueue.client import get_storage
 from djqueue.core.job import ClaimRequest
-from djqueue.core.policies import GroupLimit, Rate
+from djqueue.core.policies import KeyLimit, Rate
 from djqueue.dashboard import boards, rights
 from djqueue.dashboard.boards import Forecast
 from djqueue.dashboard.reading import read_cache
@@ -67,13 +67,13 @@ def noted(action):
     return AuditEvent.objects.get(action=action, refused=False)
 
 
-# Groups.
+# Concurrency keys.
 
 
-def test_busiest_groups_come_first_with_their_limits(queue, viewer):
-    queue.enqueue_many([1, 2, 3], group="<acme>")
-    queue.enqueue(1, group="other")
-    queue.set_group_limit("other", concurrency=7, rate="2/m", weight=3)
+def test_busiest_keys_come_first_with_their_limits(queue, viewer):
+    queue.enqueue_many([1, 2, 3], concurrency_key="<acme>")
+    queue.enqueue(1, concurrency_key="other")
+    queue.set_key_limit("other", concurrency=7, rate="2/m", weight=3)
     claim("emails")
 
     html = shown(viewer)
@@ -85,84 +85,84 @@ def test_busiest_groups_come_first_with_their_limits(queue, viewer):
     assert "Pause" not in html
 
 
-def test_queue_without_groups_shows_none(queue, viewer):
+def test_queue_without_keys_shows_none(queue, viewer):
     queue.enqueue(1)
-    assert 'id="djq-groups"' not in shown(viewer)
+    assert 'id="djq-keys"' not in shown(viewer)
 
 
-def test_group_is_found_with_or_without_jobs(queue, viewer):
-    queue.pause_group("quiet")
-    html = shown(viewer, group="quiet")
+def test_key_is_found_with_or_without_jobs(queue, viewer):
+    queue.pause_key("quiet")
+    html = shown(viewer, concurrency_key="quiet")
     assert html.count(">quiet</a>") == 1
     assert "❚❚ paused" in html
 
 
-def test_group_is_paused_and_resumed(queue, boss):
-    queue.enqueue(1, group="a/b")
+def test_key_is_paused_and_resumed(queue, boss):
+    queue.enqueue(1, concurrency_key="a/b")
 
-    assert post(boss, "pause_group", group="a/b").status_code == 302
-    assert queue.group_limits() == {"a/b": GroupLimit(paused=True)}
+    assert post(boss, "pause_key", concurrency_key="a/b").status_code == 302
+    assert queue.key_limits() == {"a/b": KeyLimit(paused=True)}
     assert claim("emails") == []
-    event = noted("pause_group")
-    assert (event.queue, event.detail["group"]) == ("emails", "a/b")
+    event = noted("pause_key")
+    assert (event.queue, event.detail["concurrency_key"]) == ("emails", "a/b")
     assert (event.detail["old"], event.detail["new"]) == ({"paused": False}, {"paused": True})
-    assert f'formaction="{address(BY_NAME["resume_group"])}"' in shown(boss)
+    assert f'formaction="{address(BY_NAME["resume_key"])}"' in shown(boss)
 
-    assert post(boss, "resume_group", group="a/b").status_code == 302
-    assert queue.group_limits() == {}
+    assert post(boss, "resume_key", concurrency_key="a/b").status_code == 302
+    assert queue.key_limits() == {}
     assert len(claim("emails")) == 1
 
 
-@pytest.mark.parametrize("page", ["pause_group", "resume_group"])
-def test_group_without_name_is_rejected(queue, boss, page):
+@pytest.mark.parametrize("page", ["pause_key", "resume_key"])
+def test_key_without_name_is_rejected(queue, boss, page):
     response = post(boss, page)
     assert response.status_code == 302
-    assert queue.group_limits() == {}
+    assert queue.key_limits() == {}
     assert "The action failed" in shown(boss)
     assert not AuditEvent.objects.exists()
 
 
-def test_limits_of_group_are_set_and_logged_with_old_values(queue, boss):
-    queue.set_group_limit("vip", concurrency=2)
-    form = shown(boss, group="vip")
-    assert 'name="group-concurrency" value="2"' in form
+def test_limits_of_key_are_set_and_logged_with_old_values(queue, boss):
+    queue.set_key_limit("vip", concurrency=2)
+    form = shown(boss, concurrency_key="vip")
+    assert 'name="key-concurrency" value="2"' in form
 
-    data = {"group-name": "vip", "group-concurrency": "5", "group-rate": "10/m", "group-weight": "3"}
-    assert post(boss, "group_limits", **data).status_code == 302
+    data = {"key-name": "vip", "key-concurrency": "5", "key-rate": "10/m", "key-weight": "3"}
+    assert post(boss, "key_limits", **data).status_code == 302
 
-    assert queue.group_limits() == {"vip": GroupLimit(5, rate=Rate(10, 60_000), weight=3)}
-    detail = noted("group_limits").detail
-    assert detail["group"] == "vip"
+    assert queue.key_limits() == {"vip": KeyLimit(5, rate=Rate(10, 60_000), weight=3)}
+    detail = noted("key_limits").detail
+    assert detail["concurrency_key"] == "vip"
     assert detail["old"] == {"concurrency": 2, "rate": None, "weight": None}
     assert detail["new"] == {"concurrency": 5, "rate": "10/m", "weight": 3}
 
 
-def test_default_limits_of_groups_are_set(queue, boss):
-    assert post(boss, "group_limits", **{"group-concurrency": "4"}).status_code == 302
-    assert queue.group_limits() == {None: GroupLimit(4)}
-    assert "Default concurrency per group: 4 jobs" in shown(boss)
+def test_default_limits_of_keys_are_set(queue, boss):
+    assert post(boss, "key_limits", **{"key-concurrency": "4"}).status_code == 302
+    assert queue.key_limits() == {None: KeyLimit(4)}
+    assert "Default concurrency per key: 4 jobs" in shown(boss)
 
-    assert post(boss, "group_limits").status_code == 302
-    assert queue.group_limits() == {}
+    assert post(boss, "key_limits").status_code == 302
+    assert queue.key_limits() == {}
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"group-rate": "often"}, {"group-concurrency": "0"}, {"group-name": "g", "group-weight": "-1"}]
+    "wrong", [{"key-rate": "often"}, {"key-concurrency": "0"}, {"key-name": "g", "key-weight": "-1"}]
 )
-def test_invalid_limits_of_group_are_rejected(queue, boss, wrong):
-    response = post(boss, "group_limits", **wrong)
+def test_invalid_limits_of_key_are_rejected(queue, boss, wrong):
+    response = post(boss, "key_limits", **wrong)
     assert response.status_code == 400
     assert "errorlist" in response.content.decode()
-    assert queue.group_limits() == {}
+    assert queue.key_limits() == {}
     assert not AuditEvent.objects.exists()
 
 
-def test_groups_of_global_mode_have_no_controls(queue, boss, settings):
-    settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"emails": {"GROUP_MODE": "global"}}}
-    Queue("emails").enqueue(1, group="g")
+def test_keys_of_global_mode_have_no_controls(queue, boss, settings):
+    settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"emails": {"KEY_MODE": "global"}}}
+    Queue("emails").enqueue(1, concurrency_key="g")
     html = shown(boss)
-    assert 'id="djq-groups"' not in html
-    assert "group-concurrency" not in html
+    assert 'id="djq-keys"' not in html
+    assert "key-concurrency" not in html
 
 
 # What it shares with others.

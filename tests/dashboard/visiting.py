@@ -16,7 +16,7 @@ CAPTURED = {
     "queue": "emails",
     "job_id": "job-1",
     "pk": 1,
-    "group": "abc",
+    "concurrency_key": "abc",
     "root": "job-1",
     "worker": "w1",
     "write": "write-1",

@@ -78,7 +78,7 @@ OPTIONS: dict[str, list[Any]] = {
     "unique_key": TEXTS,
     "unique_ttl": [1],  # without a key
     "on_duplicate": WORDS,
-    "group": TEXTS,
+    "concurrency_key": TEXTS,
     "on_dependency_failure": WORDS,
     "depends_on": ["job", 5, [("queue",)], [("", "id")], [("queue", 5)], [5]],
     "lifo": [0, 1, None, "yes", NAN],
@@ -178,12 +178,12 @@ VERBS: dict[str, list[tuple[Call, str]]] = {
     ],
     "enqueue_and_wait": each("enqueue_and_wait", "wait", DURATIONS),
     "set_limits": [*each("set_limits", "concurrency", COUNTS), *each("set_limits", "rate", RATES)],
-    "set_group_limit": [
-        *each("set_group_limit", "concurrency", COUNTS, group="g"),
-        *each("set_group_limit", "group", TEXTS, concurrency=1),
+    "set_key_limit": [
+        *each("set_key_limit", "concurrency", COUNTS, key="g"),
+        *each("set_key_limit", "key", TEXTS, concurrency=1),
     ],
-    "pause_group": each("pause_group", "group", TEXTS),
-    "resume_group": each("resume_group", "group", TEXTS),
+    "pause_key": each("pause_key", "key", TEXTS),
+    "resume_key": each("resume_key", "key", TEXTS),
     "move": [
         *each("move", "to", [*TEXTS, QUEUE], ids="id"),
         *each("move", "ids", [[text] for text in TEXTS[:-1]], to="other"),
@@ -266,7 +266,7 @@ def test_invalid_flow_is_rejected(storage: Storage) -> None:
 @pytest.fixture(params=["memory", "database", "redis"])
 def keyed(request: pytest.FixtureRequest, tables: None) -> Iterable[Storage]:
     """A storage with a queue in which every job has a group."""
-    policies = {"keyed": QueuePolicy(group_mode="keyed")}
+    policies = {"keyed": QueuePolicy(key_mode="keyed")}
     made: Storage
     if request.param == "memory":
         made = MemoryStorage(policies=policies)
@@ -282,12 +282,14 @@ def keyed(request: pytest.FixtureRequest, tables: None) -> Iterable[Storage]:
 
 
 def test_missing_group_is_rejected_when_groups_are_required(keyed: Storage) -> None:
-    assert_refused(lambda: Queue("keyed", storage=keyed).enqueue(), "group", "keyed")
+    assert_refused(lambda: Queue("keyed", storage=keyed).enqueue(), "concurrency_key", "keyed")
     # The whole call of a flow.
     first = Queue(QUEUE, storage=keyed).node(1)
-    assert_refused(chain(first, Queue("keyed", storage=keyed).node(2)).enqueue, "group", "flow")
+    assert_refused(chain(first, Queue("keyed", storage=keyed).node(2)).enqueue, "concurrency_key", "flow")
     assert_refused(
-        lambda: keyed.enqueue([batch(queue=QUEUE), batch(queue="keyed")]), "group", "several batches"
+        lambda: keyed.enqueue([batch(queue=QUEUE), batch(queue="keyed")]),
+        "concurrency_key",
+        "several batches",
     )
 
     assert all(not any(keyed.reads.counts(queue).values()) for queue in (QUEUE, "keyed"))

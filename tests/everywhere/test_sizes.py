@@ -86,7 +86,7 @@ def test_dependencies_count_toward_the_size_limit(storage: Storage, settings: An
 
 
 def test_other_options_count_toward_the_size_limit_exactly(storage: Storage, settings: Any) -> None:
-    queue, texts = Queue(ORDERS), {"unique_key": "k" * 200, "group": "g" * 200}
+    queue, texts = Queue(ORDERS), {"unique_key": "k" * 200, "concurrency_key": "g" * 200}
     limit(settings, 300)
     with pytest.raises(PayloadTooLargeError) as caught:
         queue.enqueue(**texts)

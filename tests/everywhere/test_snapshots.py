@@ -73,7 +73,7 @@ def shown(storage: Storage) -> dict[tuple[str, str], Any]:
 
 def run_all(storage: Storage) -> int:
     """Run jobs until none is left that can be claimed."""
-    storage.queues.set_group_limit(QUEUE, "g", rate=None)
+    storage.queues.set_key_limit(QUEUE, "g", rate=None)
     count = 0
     while True:
         storage.sweep()
@@ -120,7 +120,7 @@ def _comparable(found: dict[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
     comparable = {}
     for key, record in found.items():
         if key[0] == "queue":
-            comparable[key] = {**record, "group_mode": ""}
+            comparable[key] = {**record, "key_mode": ""}
         elif key[0] == JOB:
             options = {name: value for name, value in record["options"].items() if name != "delay"}
             comparable[key] = {**record, "options": options}

@@ -62,7 +62,7 @@ def with_jobs(*args: Any, **kwargs: Any) -> Case:
     def prepare(storage: Storage, queue: Queue) -> Any:
         an_active_job(storage, queue=ORDERS, id="active")
         a_failed_job(storage, queue=ORDERS, id="failed")
-        enqueue(storage, queue=ORDERS, id="waiting", group="g", payload=b"\x01")
+        enqueue(storage, queue=ORDERS, id="waiting", concurrency_key="g", payload=b"\x01")
         enqueue(storage, queue=ORDERS, id="delayed", delay=3_600_000)
         enqueue(storage, queue=ORDERS, id="blocked", depends_on=((ORDERS, "active"),))
         enqueue(storage, queue=ORDERS, id="gone")
@@ -80,8 +80,8 @@ def on_empty(*args: Any, **kwargs: Any) -> Case:
 def paused(storage: Storage, queue: Queue) -> Any:
     """On a queue in which nothing may start."""
     queue.pause()
-    queue.pause_group("g")
-    queue.set_group_limit("h", 2)
+    queue.pause_key("g")
+    queue.set_key_limit("h", 2)
     return queue, (), {}
 
 
@@ -154,10 +154,10 @@ CASES: dict[str, list[Case]] = {
     "Queue.resume": [paused],
     "Queue.is_paused": [paused, on_empty()],
     "Queue.set_limits": [on_empty(concurrency=2, rate="5/s")],
-    "Queue.set_group_limit": [on_empty("g", 3)],
-    "Queue.pause_group": [on_empty("g")],
-    "Queue.resume_group": [paused_group],
-    "Queue.group_limits": [paused],
+    "Queue.set_key_limit": [on_empty("g", 3)],
+    "Queue.pause_key": [on_empty("g")],
+    "Queue.resume_key": [paused_group],
+    "Queue.key_limits": [paused],
     "Queue.clear": [with_jobs(), with_jobs(delayed=False)],
     "Queue.clean": [with_jobs(), with_jobs(0, ["failed"], 1)],
     "Queue.obliterate": [with_jobs(), with_jobs(force=True)],
@@ -316,7 +316,7 @@ def everything(storage: Storage) -> Any:
             {job_id: what_matters(storage, queue, job_id) for job_id in ids},
             {state: count for state, count in storage.reads.counts(queue).items() if count},
             storage.queues.is_paused(queue),
-            storage.queues.group_limits(queue),
+            storage.queues.key_limits(queue),
             [letter.id for letter in storage.reads.dead_letters(queue)],
         )
     return found

@@ -86,7 +86,7 @@ def test_all_fields_of_a_job_are_mirrored(storage, mirror):
         "max_attempts": 9,
         "timeout": 5_000,
         "unique_key": "key",
-        "group": "group",
+        "concurrency_key": "concurrency_key",
         "tags": ("a", "ü"),
         "subject": "shop.order:7",
         "retention": DAY,
@@ -108,7 +108,7 @@ def test_all_fields_of_a_job_are_mirrored(storage, mirror):
     assert copied._replace(history=copied.history[1:]) == there._replace(history=there.history[1:])
     assert letters() == storage.reads.dead_letters(f.QUEUE)
     row = models.Job.objects.get()
-    assert (row.priority, row.unique_key, row.group) == (7, "key", "group")
+    assert (row.priority, row.unique_key, row.concurrency_key) == (7, "key", "concurrency_key")
     assert row.subject == "shop.order:7"
 
 
@@ -214,16 +214,18 @@ def test_queues_of_any_name_are_mirrored(storage, mirror):
 
 
 def groups_of(queue):
-    rows = models.GroupState.objects.filter(queue=queue).order_by("group")
-    return list(rows.values_list("group", "concurrency", "paused", "rate_capacity", "rate_per", "weight"))
+    rows = models.GroupState.objects.filter(queue=queue).order_by("concurrency_key")
+    return list(
+        rows.values_list("concurrency_key", "concurrency", "paused", "rate_capacity", "rate_per", "weight")
+    )
 
 
 def test_group_controls_are_mirrored(storage, mirror):
-    f.enqueue(storage, group="g")
+    f.enqueue(storage, concurrency_key="g")
     mirror.catch_up()
-    storage.queues.set_group_limit(f.QUEUE, "g", concurrency=2, rate=Rate(5, 1_000))
-    storage.queues.set_group_limit(f.QUEUE, None, concurrency=3)
-    storage.queues.pause_group(f.QUEUE, "h")
+    storage.queues.set_key_limit(f.QUEUE, "g", concurrency=2, rate=Rate(5, 1_000))
+    storage.queues.set_key_limit(f.QUEUE, None, concurrency=3)
+    storage.queues.pause_key(f.QUEUE, "h")
     mirror.catch_up()
     assert groups_of(f.QUEUE) == [
         ("", 3, False, None, None, None),
@@ -231,8 +233,8 @@ def test_group_controls_are_mirrored(storage, mirror):
         ("h", None, True, None, None, None),
     ]
 
-    storage.queues.set_group_limit(f.QUEUE, "g", rate=None, weight=7)
-    storage.queues.resume_group(f.QUEUE, "h")
+    storage.queues.set_key_limit(f.QUEUE, "g", rate=None, weight=7)
+    storage.queues.resume_key(f.QUEUE, "h")
     mirror.catch_up()
     assert groups_of(f.QUEUE) == [("", 3, False, None, None, None), ("g", 2, False, None, None, 7)]
     storage.queues.obliterate(f.QUEUE)
@@ -1091,14 +1093,14 @@ def test_rows_written_by_others_change_the_version(storage, mirror):
 
 
 def test_changes_of_mirrored_rows_in_one_millisecond_have_different_versions(storage, clock, tables):
-    mine = leaderlease.LeaderLease("default", clock)
-    assert mine.take()
+    mine = leaderlease.LeaderLease("default", clock, "mirror")
+    assert mine.acquire()
     seen = [leaderlease.version("default")]
     for _ in range(3):
-        mine.hold(changes_jobs=True)
+        mine.renew(changes_jobs=True)
         seen.append(leaderlease.version("default"))
     clock.jump(-60_000)
-    mine.hold(changes_jobs=True)
+    mine.renew(changes_jobs=True)
     seen.append(leaderlease.version("default"))
     assert len(set(seen)) == len(seen)
 

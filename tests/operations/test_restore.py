@@ -7,7 +7,7 @@ import pytest
 from djqueue import models
 from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
-from djqueue.core.policies import GroupLimit, Rate
+from djqueue.core.policies import KeyLimit, Rate
 from djqueue.core.states import State
 from djqueue.operations.mirrorrestore import Restoration, RestoreCounts
 from djqueue.testing import factories as f
@@ -61,7 +61,14 @@ def test_every_unfinished_job_runs_once(storage, mirror, lose):
 
 
 def test_restored_job_keeps_its_fields(storage, mirror, lose, clock):
-    given = {"priority": 3, "tags": ("a",), "group": "g", "timeout": 5, "unique_key": "k", "lifo": True}
+    given = {
+        "priority": 3,
+        "tags": ("a",),
+        "concurrency_key": "g",
+        "timeout": 5,
+        "unique_key": "k",
+        "lifo": True,
+    }
     given["subject"] = "shop.order:7"
     run_at = clock.now() + HOUR
     batch = Batch("q", "shop.jobs.send", JobOptions(**given), [b"\xc4\x02\x00\xff"], ["an id"], run_at=run_at)
@@ -158,26 +165,26 @@ def test_a_paused_queue_stays_paused_and_a_limited_one_limited(storage, mirror, 
 
 def test_group_controls_are_restored(storage, mirror, lose):
     said = {
-        "g": GroupLimit(2, rate=Rate(1, HOUR)),
-        "heavy": GroupLimit(weight=3),
-        "paused": GroupLimit(paused=True),
-        None: GroupLimit(4),
+        "g": KeyLimit(2, rate=Rate(1, HOUR)),
+        "heavy": KeyLimit(weight=3),
+        "paused": KeyLimit(paused=True),
+        None: KeyLimit(4),
     }
-    storage.queues.set_group_limit(f.QUEUE, "g", concurrency=2, rate=Rate(1, HOUR))
-    storage.queues.set_group_limit(f.QUEUE, "heavy", weight=3)
-    storage.queues.pause_group(f.QUEUE, "paused")
-    storage.queues.set_group_limit(f.QUEUE, None, concurrency=4)
-    storage.queues.set_group_limit(f.QUEUE, "taken back", concurrency=1)
+    storage.queues.set_key_limit(f.QUEUE, "g", concurrency=2, rate=Rate(1, HOUR))
+    storage.queues.set_key_limit(f.QUEUE, "heavy", weight=3)
+    storage.queues.pause_key(f.QUEUE, "paused")
+    storage.queues.set_key_limit(f.QUEUE, None, concurrency=4)
+    storage.queues.set_key_limit(f.QUEUE, "taken back", concurrency=1)
     for group in said:
-        f.enqueue_many(storage, 6, group=group or "other")
+        f.enqueue_many(storage, 6, concurrency_key=group or "other")
     mirror.catch_up()
-    storage.queues.set_group_limit(f.QUEUE, "taken back", concurrency=None)
+    storage.queues.set_key_limit(f.QUEUE, "taken back", concurrency=None)
     lose()
-    storage.queues.set_group_limit(f.QUEUE, "heavy", weight=1)  # by one who did not wait
+    storage.queues.set_key_limit(f.QUEUE, "heavy", weight=1)  # by one who did not wait
     restore(mirror)
 
-    assert storage.queues.group_limits(f.QUEUE) == {**said, "heavy": GroupLimit(weight=1)}
-    served = Counter(one.options.group for one in f.claim(storage, 100))
+    assert storage.queues.key_limits(f.QUEUE) == {**said, "heavy": KeyLimit(weight=1)}
+    served = Counter(one.options.concurrency_key for one in f.claim(storage, 100))
     assert served == {"g": 1, "heavy": 4, "other": 4}
 
 

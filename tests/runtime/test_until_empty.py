@@ -123,7 +123,7 @@ async def test_until_empty_runs_dependents(storage, queue):
 
 async def test_until_empty_runs_all_jobs_of_a_group(storage, queue):
     for number in range(10):
-        queue.enqueue(number, name=HANDLER, group="one at a time")
+        queue.enqueue(number, name=HANDLER, concurrency_key="one at a time")
 
     worker = until_empty(storage, concurrency=4)
     await ends(worker)

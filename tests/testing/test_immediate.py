@@ -128,7 +128,7 @@ def test_delays_are_skipped(note, ran):
 
 
 def test_rates_are_skipped(note, ran, settings):
-    settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"default": {"RATE": "1/d", "GROUP_RATE": "1/d"}}}
+    settings.DJQUEUE = {**settings.DJQUEUE, "QUEUES": {"default": {"RATE": "1/d", "KEY_RATE": "1/d"}}}
 
     for n in range(3):
         note.enqueue(n)

@@ -50,7 +50,7 @@ def fill_groups(count: int, names: list[str]) -> None:
     """Like `fill`, with a group for each hundred jobs of a name."""
     entries = calls(count)
     for turn, start in enumerate(range(0, count, 100)):
-        touch = job_type(names[turn % len(names)]).using(group=f"customer:{turn}")
+        touch = job_type(names[turn % len(names)]).using(concurrency_key=f"customer:{turn}")
         touch.enqueue_many(entries[start : start + 100])
 
 

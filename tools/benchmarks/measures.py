@@ -449,7 +449,7 @@ def claim_beside_blocked(storage: Any, scale: float) -> dict[str, float]:
         return ClaimRequest("bench", 1, frozenset({QUEUE}), (queue,))
 
     def fill(queue: str, group: str, count: int) -> None:
-        storage.enqueue([Batch(queue, QUEUE, JobOptions(group=group), [b""] * count)])
+        storage.enqueue([Batch(queue, QUEUE, JobOptions(concurrency_key=group), [b""] * count)])
 
     def measure(queue: str) -> float:
         for number in range(rounds):
@@ -460,7 +460,7 @@ def claim_beside_blocked(storage: Any, scale: float) -> dict[str, float]:
             storage.finish([Outcome(queue, job.id, job.token, "complete")])
         return worked() - start
 
-    storage.queues.set_group_limit(beside["rated"], "big", concurrency=100, rate=Rate(1, 86_400_000))
+    storage.queues.set_key_limit(beside["rated"], "big", concurrency=100, rate=Rate(1, 86_400_000))
     for queue in (beside["blocked"], beside["rated"]):
         fill(queue, "big", 50_000)
         storage.claim(request(queue))

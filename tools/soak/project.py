@@ -27,7 +27,7 @@ DJQUEUE = {{
     "METRICS": {{"MINUTE": 60}},
     "QUEUES": {{
         "default": BOUNDS,
-        "groups": {{**BOUNDS, "GROUP_CONCURRENCY": 1}},
+        "groups": {{**BOUNDS, "KEY_CONCURRENCY": 1}},
         "limited": {{**BOUNDS, "RATE": "20/s", "CONCURRENCY": 2}},
     }},
     "STORAGE": {storage!r},

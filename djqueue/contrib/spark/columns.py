@@ -135,9 +135,9 @@ class JobColumns(Columns):
             self.base = replace(self.base, job=replace(self.base.job, depends_on=depends_on))
             self.depends_on = None
 
-    def needs_group(self) -> bool:
-        """Return whether neither an option nor a column sets a group."""
-        return "group" not in self.per_row and self.base.job.group is None
+    def needs_key(self) -> bool:
+        """Return whether neither an option nor a column sets a concurrency key."""
+        return "concurrency_key" not in self.per_row and self.base.job.concurrency_key is None
 
 
 def with_given_backoff(options: EnqueueOptions, given: Mapping[str, Any]) -> EnqueueOptions:

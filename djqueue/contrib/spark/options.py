@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from djqueue.core.errors import OptionError
 from djqueue.core.messages import shown
 from djqueue.core.options import PARSERS, EnqueueOptions, check_text, parse_options
-from djqueue.core.policies import GROUP_MODES
+from djqueue.core.policies import KEY_MODES
 from djqueue.core.states import TERMINAL, State
 from djqueue.core.suggest import nearest
 from djqueue.core.units import to_milliseconds
@@ -304,7 +304,7 @@ WRITE_OPTIONS = (
     Option("keyPrefix", "prefix", _text, OPERATIONS),
     Option("operation", "operation", _choice(ENQUEUE, RETRY, CANCEL, DELETE, UPDATE), OPERATIONS),
     Option("writeId", "write", _key, OPERATIONS),
-    Option("groupMode", "group_mode", _choice(*GROUP_MODES), NEW),
+    Option("keyMode", "key_mode", _choice(*KEY_MODES), NEW),
     Option("queue", "queue", check_text, OPERATIONS),
     Option("queueColumn", "queue_column", _text, OPERATIONS),
     Option("job", "job", check_text, NEW),
@@ -378,7 +378,7 @@ class WriteOptions:
     queue_column: str | None = None
     job: str | None = None
     job_column: str | None = None
-    group_mode: str | None = None
+    key_mode: str | None = None
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Options of all jobs, checked, with the values that Python code would pass: durations are in seconds.
     `depends_on` has only the ids."""
@@ -461,10 +461,10 @@ def _check_combinations(values: Mapping[str, Any]) -> None:
                 f"{name} and {name}Column can't be combined: remove {name} to take it from column "
                 f"{values[f'{name}_column']!r}, or remove {name}Column"
             )
-    if "group_mode" in values and "queue" not in values:
+    if "key_mode" in values and "queue" not in values:
         raise OptionError(
-            "groupMode: sets the mode of one queue, so it requires the option queue: give each queue a "
-            "write of its own, or remove groupMode"
+            "keyMode: sets the mode of one queue, so it requires the option queue: give each queue a "
+            "write of its own, or remove keyMode"
         )
     keyed = {*values["constants"], *values["columns"]}
     if "unique_ttl" in keyed and "unique_key" not in keyed:

@@ -137,7 +137,7 @@ def _of_queue(settings: "Settings", queue: str | None) -> dict[str, str]:
     options = {"maxPayloadBytes": str(settings.max_payload)}
     if queue is not None and queue in settings.queues:
         policy = settings.queues[queue]
-        options["groupMode"] = policy.group_mode
+        options["keyMode"] = policy.key_mode
         if policy.max_size is not None:
             options["maxQueueDepth"] = str(policy.max_size)
     return options

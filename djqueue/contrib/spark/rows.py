@@ -127,10 +127,10 @@ class RowReader:
 
 
 class KeyedQueues:
-    """Knows the queues all of whose jobs require a group.
+    """Knows the queues all of whose jobs require a concurrency key.
 
     Args:
-        modes: Looks up the group modes of queues.
+        modes: Looks up the key modes of queues.
     """
 
     def __init__(self, modes: Callable[[Sequence[str]], Mapping[str, str]]) -> None:
@@ -144,7 +144,7 @@ class KeyedQueues:
             self._known.update((queue, mode == KEYED) for queue, mode in self._modes(unknown).items())
 
     def __contains__(self, queue: str) -> bool:
-        """Return whether all jobs of a queue require a group."""
+        """Return whether all jobs of a queue require a concurrency key."""
         self.look_up([queue])
         return self._known[queue]
 
@@ -156,7 +156,7 @@ class JobReader(RowReader):
         plan: The columns.
         size: Jobs in a chunk.
         ids: The source of ids for jobs without one.
-        keyed: The queues all of whose jobs require a group; None to skip checking.
+        keyed: The queues all of whose jobs require a concurrency key; None to skip checking.
         states: Looks up dependencies; None to skip checking that they exist.
     """
 
@@ -199,7 +199,7 @@ class JobReader(RowReader):
         if self._states is not None and (DEPENDS_ON in self._plan.per_row or self._plan.depends_on):
             self._missing = self._missing_dependencies([row for row, _ in rows], self._states)
         if self._keyed is not None and self._plan.options.queue is None:
-            self._keyed.look_up(self._queues_without_group(row for row, _ in rows))
+            self._keyed.look_up(self._queues_without_key(row for row, _ in rows))
         for row, error in rows:
             self.read += 1
             keyed_job = self._job_or_none(row, next(fresh) if fresh is not None else None, error)
@@ -237,10 +237,10 @@ class JobReader(RowReader):
         self._open_bytes -= chunk.memory
         return self._chunk(key, chunk.entries)
 
-    def _queues_without_group(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-        """Return the queues of rows that have no group."""
-        column = self._plan.per_row.get("group")
-        if self._plan.base.job.group is not None:
+    def _queues_without_key(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+        """Return the queues of rows that have no concurrency key."""
+        column = self._plan.per_row.get("concurrency_key")
+        if self._plan.base.job.concurrency_key is not None:
             return
         for row in rows:
             if column is None or row[column] is None:
@@ -347,8 +347,8 @@ class JobReader(RowReader):
         if self._plan.unique_ttl is not None and "unique_key" in given:
             given["unique_ttl"] = self._plan.unique_ttl
         options = with_given_backoff(job_options(given, self._plan.base), given)
-        if options.job.group is None and self._keyed is not None and queue in self._keyed:
-            raise OptionError(f"group: jobs of queue {queue!r} require a group")
+        if options.job.concurrency_key is None and self._keyed is not None and queue in self._keyed:
+            raise OptionError(f"concurrency_key: required for jobs of queue {queue!r}")
         return options
 
     def _chunk(self, key: tuple[str, str], entries: Sequence[RowJob]) -> Chunk:
@@ -431,9 +431,9 @@ def job_reader(
     partition: int = 0,
 ) -> JobReader:
     """Return the fastest reader that supports the columns."""
-    queue, has_group = plan.options.queue, plan.base.job.group is not None
+    queue, has_key = plan.options.queue, plan.base.job.concurrency_key is not None
     are_alike = plan.options.job and plan.id_column is None and not plan.per_row
-    if queue and are_alike and (has_group or keyed is None or queue not in keyed):
+    if queue and are_alike and (has_key or keyed is None or queue not in keyed):
         return UniformJobReader(plan, size, keyed=keyed, partition=partition)
     return JobReader(plan, size, keyed=keyed, states=states, partition=partition)
 

@@ -61,7 +61,7 @@ class Table(NamedTuple):
 
 
 def ddl(columns: Iterable[Column]) -> str:
-    """Return columns as Spark DDL, with names in backticks because `group` is an SQL keyword."""
+    """Return columns as Spark DDL, with names in backticks, because a name may be an SQL keyword."""
     return ", ".join(f"`{column.name}` {column.type}" for column in columns)
 
 
@@ -94,7 +94,7 @@ JOBS = Table(
         Column("run_at", "timestamp", "the earliest start; after a retry, that of the next attempt"),
         Column("started_at", "timestamp", "when its last attempt started"),
         Column("finished_at", "timestamp", "when it ended"),
-        Column("group", "string", "the job's group"),
+        Column("concurrency_key", "string", "the job's concurrency key"),
         Column("unique_key", "string", "unique among the unfinished jobs of the queue"),
         Column("subject", "string", "the object that the job is about"),
         Column("tags", "array<string>", "its tags"),

@@ -60,8 +60,8 @@ class Write:
         self.app = app or options.app or self.id
         self._frame = frame_of(options, columns)
         self._modes: dict[str, str] = {}
-        if options.queue is not None and options.group_mode is not None:
-            self._modes[options.queue] = options.group_mode
+        if options.queue is not None and options.key_mode is not None:
+            self._modes[options.queue] = options.key_mode
         with closing(self.storage()) as storage:
             if options.delivery == STAGED and not is_change:
                 staging_of(storage)
@@ -73,16 +73,16 @@ class Write:
 
     def storage(self) -> Storage:
         """Return a new storage, which the caller must close."""
-        policies = {queue: QueuePolicy(group_mode=mode) for queue, mode in self._modes.items()}
+        policies = {queue: QueuePolicy(key_mode=mode) for queue, mode in self._modes.items()}
         return storage_at(self.options.url, self.options.prefix, policies)
 
     def _check(self, storage: Storage, plan: JobColumns, queue: str) -> None:
         # Use the mode recorded with the queue, since executors have no settings.
-        self._modes.update(storage.reads.group_modes([queue]))
-        if self._modes[queue] == KEYED and plan.needs_group():
+        self._modes.update(storage.reads.key_modes([queue]))
+        if self._modes[queue] == KEYED and plan.needs_key():
             raise OptionError(
-                f"group: jobs of queue {queue!r} require a group, because its GROUP_MODE is 'keyed': set "
-                "groupColumn"
+                f"concurrencyKey: required for jobs of queue {queue!r}, because its KEY_MODE is 'keyed': set "
+                "concurrencyKeyColumn"
             )
         for key in plan.base.job.depends_on:
             if storage.reads.states(key[0], [key[1]]) == [None]:
@@ -108,7 +108,7 @@ class Write:
             reader = job_reader(
                 self.plan,
                 self.options.batch_size,
-                keyed=KeyedQueues(lambda queues: self._retrying()(storage.reads.group_modes, queues)),
+                keyed=KeyedQueues(lambda queues: self._retrying()(storage.reads.key_modes, queues)),
                 states=lambda queue, ids: self._retrying()(storage.reads.states, queue, ids),
                 partition=_partition(part),
             )

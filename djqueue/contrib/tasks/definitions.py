@@ -46,7 +46,7 @@ PER_ENQUEUE = (
     "unique_key",
     "unique_ttl",
     "on_duplicate",
-    "group",
+    "concurrency_key",
     "weight",
     "result_ttl",
     "retention",
@@ -94,8 +94,8 @@ class DjqueueTask(AnyTask):
     """Time after which the key is free although its job is live."""
     on_duplicate: str | NotGiven = _option()
     """Behavior of an enqueue whose `unique_key` is taken, as for `@job`."""
-    group: str | NotGiven | None = _option()
-    """Group whose jobs run one at a time, or as many at once as the queue allows."""
+    concurrency_key: str | NotGiven | None = _option()
+    """Key whose jobs run one at a time in a queue, or as many at once as the queue allows."""
     weight: int | NotGiven = _option()
     """Slots of the queue's concurrency that the task takes."""
     result_ttl: Any = _option()

@@ -173,7 +173,7 @@ class Claimer:
             processing = shards[hash(job.id) & mask]
             with processing.lock:
                 processing.hold(job)
-            if grouped and job.options.group is not None:
+            if grouped and job.options.concurrency_key is not None:
                 queue.claimed(job)
             if journal is not None:
                 journal.changed(job)

@@ -1,4 +1,7 @@
-"""Keyed concurrency: the limit and the rate of each group; jobs above them wait in lists of their own."""
+"""Keyed concurrency: the limit and the rate of each group; jobs above them wait in lists of their own.
+
+A group is the jobs of one queue that share a concurrency key.
+"""
 
 import heapq
 from collections import OrderedDict
@@ -7,8 +10,8 @@ from itertools import chain, islice
 from typing import Generic, TypeVar
 
 from ..enginejob import EngineJob
-from ..overview import GroupOverview
-from ..policies import NO_LIMIT, GroupLimit, Rate
+from ..overview import KeyOverview
+from ..policies import NO_LIMIT, KeyLimit, Rate
 
 K = TypeVar("K", str, tuple[str, Rate])
 STALE = 64
@@ -159,7 +162,7 @@ class Groups:
     def __init__(self, tick: Callable[[], int], limit: int = 1) -> None:
         self._tick = tick
         self._groups: dict[str, Group] = {}
-        self._own: dict[str, GroupLimit] = {}
+        self._own: dict[str, KeyLimit] = {}
         self._buckets = GroupBuckets()
         self.limit = limit
         self.rate: Rate | None = None
@@ -262,11 +265,11 @@ class Groups:
         """Put a job that is in no list before the waiting jobs of its group."""
         self._park(self._groups[self._name(job)], job, front=True)
 
-    def own(self, name: str) -> GroupLimit:
+    def own(self, name: str) -> KeyLimit:
         """Return the overrides of a group."""
         return self._own.get(name, NO_LIMIT)
 
-    def set_own(self, name: str, limit: GroupLimit) -> None:
+    def set_own(self, name: str, limit: KeyLimit) -> None:
         """Replace the overrides of a group."""
         if limit == NO_LIMIT:
             self._own.pop(name, None)
@@ -286,10 +289,10 @@ class Groups:
         """Yield the jobs that are held back, those of each group in their order."""
         return chain.from_iterable(group.group_waiting for group in self._groups.values())
 
-    def overview(self, name: str) -> GroupOverview:
+    def overview(self, name: str) -> KeyOverview:
         """Return a group as it is now."""
         group, own = self._groups.get(name), self.own(name)
-        return GroupOverview(
+        return KeyOverview(
             name,
             0 if group is None else group.waiting,
             0 if group is None else group.active,
@@ -306,7 +309,7 @@ class Groups:
         waiting = ((-group.waiting, name) for name, group in groups if group.waiting)
         return [name for _, name in heapq.nsmallest(limit, waiting)]
 
-    def overrides(self) -> dict[str, GroupLimit]:
+    def overrides(self) -> dict[str, KeyLimit]:
         """Return the overrides of all groups."""
         return dict(self._own)
 
@@ -371,8 +374,8 @@ class Groups:
 
     @staticmethod
     def _name(job: EngineJob) -> str:
-        assert job.options.group is not None
-        return job.options.group
+        assert job.options.concurrency_key is not None
+        return job.options.concurrency_key
 
 
 def _add(jobs: OrderedDict[EngineJob, None], job: EngineJob, *, front: bool) -> None:

@@ -138,7 +138,8 @@ class EngineJobs:
         """Move pending jobs to the end of another queue, and failed ones to its dead letters.
 
         Returns:
-            For each job: moved | not_found | active | ended | duplicate | unique_key_taken | group_needed.
+            For each job: moved | not_found | active | ended | duplicate | unique_key_taken |
+            concurrency_key_needed.
         """
         if queue == to:
             raise ValueError(f"the jobs are already in queue {to!r}; pass a different queue")
@@ -297,8 +298,8 @@ def _all_held(context: EngineContext, shards: Iterable[Shard]) -> Iterator[None]
 def _move_pending(
     context: EngineContext, source: Shard, target: Shard, job: EngineJob, to: str, changes: PendingChanges
 ) -> str:
-    if job.options.group is None and context.policy(to).group_mode == KEYED:
-        return "group_needed"
+    if job.options.concurrency_key is None and context.policy(to).key_mode == KEYED:
+        return "concurrency_key_needed"
     existing = target.find(to).jobs.get(job.id)
     if existing is not None and existing.state not in REUSABLE:
         return "duplicate"

@@ -86,7 +86,7 @@ class PersistentEngine:
     def _resume(self, queue: JobQueue, job: EngineJob) -> None:
         """Continue a claim that another engine made, and count it against all limits."""
         self._hold(queue, job)
-        if job.options.group is not None and queue.is_grouped:
+        if job.options.concurrency_key is not None and queue.is_grouped:
             queue.groups.resume(job)
         if queue.shared is not None:
             queue.shared.take(job.options.weight)

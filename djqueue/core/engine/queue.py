@@ -19,7 +19,7 @@ from ..policies import (
     NO_LIMIT,
     PREDECESSOR,
     REPLACED,
-    GroupLimit,
+    KeyLimit,
     QueuePolicy,
     Succession,
     succession,
@@ -82,11 +82,11 @@ class JobQueue:
         "dependencies",
         "drops",
         "finished",
-        "group_limit",
         "groups",
         "is_grouped",
         "jobs",
         "journal",
+        "key_limit",
         "limiter",
         "name",
         "observed",
@@ -120,8 +120,8 @@ class JobQueue:
         self.blocked = 0
         self.unique = UniqueKeys()
         self.groups = Groups(monotonic)
-        self.groups.weights = policy.group_weights
-        self.is_grouped = policy.group_mode != GLOBAL
+        self.groups.weights = policy.key_weights
+        self.is_grouped = policy.key_mode != GLOBAL
         """True if groups hold jobs back."""
         self.limit_groups(NO_LIMIT)
         self.limiter = QueueLimiter()
@@ -335,7 +335,11 @@ class JobQueue:
         else:
             job.state = State.WAITING
             front = front or job.options.lifo
-            if job.options.group is None or not self.is_grouped or self.groups.admit(job, front=front):
+            if (
+                job.options.concurrency_key is None
+                or not self.is_grouped
+                or self.groups.admit(job, front=front)
+            ):
                 self.ready.push(job, front=front)
 
     def displace(self, job: EngineJob, changes: PendingChanges) -> None:
@@ -343,7 +347,7 @@ class JobQueue:
         job.unmet = None
         waiting = self.ready.size
         self._take_out(job)
-        if job.options.group is not None and self.ready.size >= waiting:
+        if job.options.concurrency_key is not None and self.ready.size >= waiting:
             changes.woken.add(self.name)
 
     def cancel_pending(self, job: EngineJob, reason: str, changes: PendingChanges) -> None:
@@ -491,11 +495,11 @@ class JobQueue:
 
     # Groups.
 
-    def limit_groups(self, overrides: GroupLimit) -> None:
+    def limit_groups(self, overrides: KeyLimit) -> None:
         """Set the default for groups without overrides; `regroup` applies it to their jobs."""
-        self.group_limit = overrides
-        self.groups.limit = overrides.concurrency or self.policy.group_concurrency
-        self.groups.rate = overrides.rate or self.policy.group_rate
+        self.key_limit = overrides
+        self.groups.limit = overrides.concurrency or self.policy.key_concurrency
+        self.groups.rate = overrides.rate or self.policy.key_rate
 
     def regroup(self, names: list[str]) -> None:
         """Apply changed limits of groups to their jobs."""
@@ -514,7 +518,7 @@ class JobQueue:
 
     def leave_group(self, job: EngineJob, *, was_ready: bool = False) -> None:
         """Record that a job of a group is no longer active or ready; the group's next job may be ready."""
-        if job.options.group is not None and self.is_grouped:
+        if job.options.concurrency_key is not None and self.is_grouped:
             self._push(self.groups.leave(job, was_ready=was_ready))
 
     def _push(self, freed: Sequence[EngineJob]) -> None:
@@ -566,7 +570,7 @@ class JobQueue:
 
     def _take_back(self, job: EngineJob, now: int, *, front: bool) -> None:
         """Put an active job into the structure for its time and group again."""
-        if front and job.options.group is not None and job.run_at <= now and self.is_grouped:
+        if front and job.options.concurrency_key is not None and job.run_at <= now and self.is_grouped:
             # The group's next job must not overtake it.
             job.state = State.WAITING
             if self.groups.readmit(job):
@@ -616,7 +620,7 @@ class JobQueue:
 
     def _ended(self, job: EngineJob, changes: PendingChanges, *, in_group: bool = True) -> None:
         successor = self.unique.release(job, job.finished_at)
-        if in_group and job.options.group is not None:
+        if in_group and job.options.concurrency_key is not None:
             self.leave_group(job)
             changes.woken.add(self.name)
         elif self.limiter.full and self.ready.size:

@@ -1,4 +1,4 @@
-"""Operations on whole queues and limiters: limits, pauses, groups, removal of many jobs, totals."""
+"""Operations on whole queues and limiters: limits, pauses, concurrency keys, removal of many jobs, totals."""
 
 from collections.abc import Iterator, Sequence
 from typing import Unpack
@@ -6,7 +6,7 @@ from typing import Unpack
 from ..enginejob import EngineJob
 from ..errors import StorageError
 from ..overview import LimiterState, Totals
-from ..policies import NO_LIMIT, UNSET, GroupLimit, GroupWords, Rate, SetConcurrency, SetRate
+from ..policies import NO_LIMIT, UNSET, KeyLimit, KeyLimitChanges, Rate, SetConcurrency, SetRate
 from ..states import State
 from .changes import PendingChanges, counted, counted_if_answered
 from .context import EngineContext
@@ -36,43 +36,43 @@ class EngineQueues:
             changes.woken.add(queue)
 
     @counted
-    def set_group_limit(self, queue: str, group: str | None, **overrides: Unpack[GroupWords]) -> None:
-        """Override limits of a group, or the default for groups without their own limit if `group` is None.
+    def set_key_limit(self, queue: str, key: str | None, **overrides: Unpack[KeyLimitChanges]) -> None:
+        """Override limits of a concurrency key, or the default for keys without their own if `key` is None.
 
         None removes an override: the default of the queue, or of its policy, applies again.
         """
         with self._settlement.changing(queue, is_kept=True) as (job_queue, changes):
-            if group is None:
-                job_queue.limit_groups(job_queue.group_limit._replace(**overrides))
+            if key is None:
+                job_queue.limit_groups(job_queue.key_limit._replace(**overrides))
                 job_queue.regroup(job_queue.groups.names())
             else:
-                job_queue.groups.set_own(group, job_queue.groups.own(group)._replace(**overrides))
-                job_queue.regroup([group])
+                job_queue.groups.set_own(key, job_queue.groups.own(key)._replace(**overrides))
+                job_queue.regroup([key])
             changes.woken.add(queue)
 
     @counted
-    def pause_group(self, queue: str, group: str) -> None:
-        """Stop claims of a group's jobs until `resume_group`."""
+    def pause_key(self, queue: str, key: str) -> None:
+        """Stop claims of a concurrency key's jobs until `resume_key`."""
         with self._settlement.changing(queue, is_kept=True) as (job_queue, _):
-            job_queue.groups.set_own(group, job_queue.groups.own(group)._replace(paused=True))
-            job_queue.regroup([group])
+            job_queue.groups.set_own(key, job_queue.groups.own(key)._replace(paused=True))
+            job_queue.regroup([key])
 
     @counted
-    def resume_group(self, queue: str, group: str) -> None:
-        """End a group's pause."""
+    def resume_key(self, queue: str, key: str) -> None:
+        """End a concurrency key's pause."""
         with self._settlement.changing(queue) as (job_queue, changes):
-            job_queue.groups.set_own(group, job_queue.groups.own(group)._replace(paused=False))
-            job_queue.regroup([group])
+            job_queue.groups.set_own(key, job_queue.groups.own(key)._replace(paused=False))
+            job_queue.regroup([key])
             changes.woken.add(queue)
 
-    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
-        """Return the overrides of a queue's groups; under None, the default for groups without their own."""
+    def key_limits(self, queue: str) -> dict[str | None, KeyLimit]:
+        """Return the overrides of a queue's concurrency keys; under None, the default for the others."""
         shard = self._context.shard(queue)
         with shard.lock:
             job_queue = shard.find(queue)
-            overrides: dict[str | None, GroupLimit] = dict(job_queue.groups.overrides().items())
-            if job_queue.group_limit != NO_LIMIT:
-                overrides[None] = job_queue.group_limit
+            overrides: dict[str | None, KeyLimit] = dict(job_queue.groups.overrides().items())
+            if job_queue.key_limit != NO_LIMIT:
+                overrides[None] = job_queue.key_limit
         return overrides
 
     @counted

@@ -1,4 +1,4 @@
-"""Reads of the engine's jobs, queues, groups and metrics."""
+"""Reads of the engine's jobs, queues, concurrency keys and metrics."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -13,8 +13,8 @@ from ..options import JobKey
 from ..overview import (
     DiagnosticLine,
     Finding,
-    GroupOverview,
-    GroupsOverview,
+    KeyOverview,
+    KeysOverview,
     Overview,
     QueueOverview,
     workers_line,
@@ -237,27 +237,27 @@ class EngineReads:
         job_queue = self._context.existing(queue)
         return {} if job_queue is None else job_queue.ready.counts()
 
-    def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
-        """Return up to `limit` groups, those with most waiting jobs first, and the named ones."""
+    def concurrency_keys(self, queue: str, limit: int, names: Sequence[str] = ()) -> KeysOverview:
+        """Return up to `limit` keys, those with most waiting jobs first, and the named ones."""
         shard = self._context.shard(queue)
         with shard.lock:
             job_queue = shard.find(queue)
             groups = job_queue.groups
-            return GroupsOverview(
-                job_queue.policy.group_mode,
+            return KeysOverview(
+                job_queue.policy.key_mode,
                 groups.limit if job_queue.is_grouped else 0,
                 groups.rate,
-                job_queue.group_limit,
+                job_queue.key_limit,
                 [groups.overview(name) for name in groups.busiest(limit, MAX_GROUPS)],
                 [_group(job_queue, name) for name in names],
                 len(groups) <= MAX_GROUPS,
             )
 
-    def group_modes(self, queues: Sequence[str]) -> dict[str, str]:
-        """Return the group mode of each queue."""
+    def key_modes(self, queues: Sequence[str]) -> dict[str, str]:
+        """Return the key mode of each queue."""
         existing = {queue: self._context.existing(queue) for queue in queues}
         return {
-            queue: (self._context.policy(queue) if job_queue is None else job_queue.policy).group_mode
+            queue: (self._context.policy(queue) if job_queue is None else job_queue.policy).key_mode
             for queue, job_queue in existing.items()
         }
 
@@ -285,7 +285,7 @@ class EngineReads:
                 bucket.available(tick) if bucket is not None else None,
                 limiter.concurrency,
                 active + self._context.extra_in(name),
-                queue.policy.group_mode,
+                queue.policy.key_mode,
                 queue.groups.group_waiting,
                 queue.ready.counts(),
                 queue.tally.totals(finished.completions),
@@ -352,7 +352,7 @@ def _node(job: EngineJob) -> FlowNode:
     )
 
 
-def _group(queue: JobQueue, name: str) -> GroupOverview:
+def _group(queue: JobQueue, name: str) -> KeyOverview:
     group = queue.groups.overview(name)
     return group if queue.is_grouped else group._replace(limit=0)
 
@@ -446,22 +446,22 @@ class FactFinder:
         return facts._replace(limiter_holders=_first(active, queue.name))
 
     def _grouped(self, queue: JobQueue, job: EngineJob, facts: Facts) -> Facts:
-        group = job.options.group
+        group = job.options.concurrency_key
         if group is None or not queue.is_grouped:
             return facts
-        active = [other for other in self._active_of({queue.name}) if other.options.group == group]
+        active = [other for other in self._active_of({queue.name}) if other.options.concurrency_key == group]
         facts = facts._replace(
-            group=group,
-            group_paused=queue.groups.own(group).paused,
-            group_limit=queue.groups.limit_of(group),
-            group_active=len(active),
-            group_holders=_first(active),
+            concurrency_key=group,
+            key_paused=queue.groups.own(group).paused,
+            key_limit=queue.groups.limit_of(group),
+            key_active=len(active),
+            key_holders=_first(active),
         )
         if job.state is not State.WAITING or job.generation != GROUP_WAITING:
             return facts
         rests = queue.groups.rests.of(group)
         if rests is not None:
-            facts = facts._replace(group_next_at=facts.at + max(0, rests - self._context.clock.monotonic()))
+            facts = facts._replace(key_next_at=facts.at + max(0, rests - self._context.clock.monotonic()))
         return facts._replace(is_group_waiting=True, before=min(MAX_BEFORE, queue.groups.before(job)))
 
     def _active_of(self, names: Set[str]) -> list[EngineJob]:

@@ -292,7 +292,7 @@ def _limit(request: HttpRequest, record: JobRecord) -> None:
     if record.options.subject is not None:
         reading.expire_at(request, now)  # the project may change the object
     if record.state in PENDING:
-        reading.expire_at(request, now + FRESH)  # rates and groups let the job start as time passes
+        reading.expire_at(request, now + FRESH)  # rates and concurrency keys let the job start as time passes
     elif record.finished_at and ttl is not None:
         reading.expire_at(request, max(now, record.finished_at + ttl))
 

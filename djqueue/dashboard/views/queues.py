@@ -1,4 +1,4 @@
-"""The list of queues, and the page of a queue: its jobs, groups and limits, pausing and clearing."""
+"""The list of queues, and the page of a queue: its jobs, concurrency keys and limits, pausing, clearing."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ from djqueue import Limiter, Queue
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.errors import DjqueueError
-from djqueue.core.overview import GroupOverview, GroupsOverview, LimiterState, QueueOverview
+from djqueue.core.overview import KeyOverview, KeysOverview, LimiterState, QueueOverview
 from djqueue.core.policies import GLOBAL, KEYED
 from djqueue.core.states import PENDING, State
 from djqueue.dashboard import actions, audit, boards, charts, reading, rendering, rights
@@ -55,8 +55,8 @@ CLEANED_STATES = {
     "failed": (State.FAILED,),
 }
 """States of the jobs to delete, by choice. Other choices delete the whole queue."""
-SHOWN_GROUPS = 50
-"""Groups per page."""
+SHOWN_KEYS = 50
+"""Concurrency keys per page."""
 
 
 class LimitsForm(forms.Form):
@@ -96,17 +96,17 @@ class LimiterForm(LimitsForm):
     prefix = "limiter"
 
 
-class GroupForm(forms.Form):
-    """Default limits of a queue's groups."""
+class KeyForm(forms.Form):
+    """Default limits of a queue's concurrency keys."""
 
-    prefix = "group"
+    prefix = "key"
 
     name = forms.CharField(required=False, strip=False, widget=forms.HiddenInput)
     concurrency = forms.IntegerField(
         label=gettext_lazy("Concurrency"),
         required=False,
         min_value=1,
-        help_text=gettext_lazy("Active jobs per group; empty: the value from the settings."),
+        help_text=gettext_lazy("Active jobs per key; empty: the value from the settings."),
     )
     rate = forms.CharField(
         label=gettext_lazy("Rate"),
@@ -119,15 +119,15 @@ class GroupForm(forms.Form):
         return {name: value or None for name, value in self.cleaned_data.items() if name != "name"}
 
 
-class OneGroupForm(GroupForm):
-    """Limits of one group."""
+class OneKeyForm(KeyForm):
+    """Limits of one concurrency key."""
 
     weight = forms.IntegerField(
         label=gettext_lazy("Weight"),
         required=False,
         min_value=1,
         help_text=gettext_lazy(
-            "Jobs started for each job of a group with weight 1; empty: the value from the settings."
+            "Jobs started for each job of a key with weight 1; empty: the value from the settings."
         ),
     )
 
@@ -219,7 +219,7 @@ def _parts(request: HttpRequest) -> Hashable:
 @pages.show("queue", "queues/<djq:queue>/", rights.VIEW, parts=_parts)
 def queue(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """Show the queue, its charts and the jobs of one state."""
-    return queue_page(request, site, queue, group=request.GET.get("group", ""))
+    return queue_page(request, site, queue, concurrency_key=request.GET.get("concurrency_key", ""))
 
 
 @pages.act("limits", "queues/<djq:queue>/limits/", rights.CONFIGURE)
@@ -271,7 +271,7 @@ def change_limits(
     queue: str,
     action: str,
     field: str,
-    form: LimitsForm | GroupForm,
+    form: LimitsForm | KeyForm,
     read: Callable[[], dict[str, Any]],
     change: Callable[..., object],
     message: str,
@@ -284,7 +284,7 @@ def change_limits(
         field: Name of the form's argument of `page`, which shows a form that is not valid.
         read: Returns the current
         change: Sets the
-        where: `group` of the page to return to.
+        where: `concurrency_key` of the page to return to.
     """
     if form.is_valid():
         limits = form.given()
@@ -308,16 +308,16 @@ def queue_page(
     site: DashboardSite,
     name: str,
     *,
-    group: str = "",
+    concurrency_key: str = "",
     limits_form: forms.Form | None = None,
     clean_form: forms.Form | None = None,
-    group_form: forms.Form | None = None,
+    key_form: forms.Form | None = None,
     limiter_form: forms.Form | None = None,
 ) -> HttpResponse:
     """Render the page. Submitted forms that are not valid are shown with their errors.
 
     Args:
-        group: The group that is looked up.
+        concurrency_key: The key that is looked up.
     """
     cached = boards.board(request)
     line = cached.value.line(name) or boards.empty_row(name, cached.value.at)
@@ -347,10 +347,10 @@ def queue_page(
         "is_configured": name in get_settings().queues,
         "limits_form": limits_form or LimitsForm(initial=row_limits(line.row)),
         "clean_form": clean_form or CleanForm(name),
-        **_groups_context(name, group, group_form),
+        **_keys_context(name, concurrency_key, key_form),
         **_limiter_context(request, name, cached.value, limiter_form),
     }
-    submitted = (limits_form, clean_form, group_form, limiter_form)
+    submitted = (limits_form, clean_form, key_form, limiter_form)
     status = 400 if any(form is not None and form.errors for form in submitted) else 200
     crumbs = [site.crumb("queues")]
     return site.render(
@@ -358,40 +358,44 @@ def queue_page(
     )
 
 
-@pages.act("pause_group", "queues/<djq:queue>/groups/pause/", rights.PAUSE)
-def pause_group(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """Pause the group. Active jobs go on."""
-    return _set_group_paused(request, site, queue, paused=True)
+@pages.act("pause_key", "queues/<djq:queue>/keys/pause/", rights.PAUSE)
+def pause_key(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
+    """Pause the concurrency key. Active jobs go on."""
+    return _set_key_paused(request, site, queue, paused=True)
 
 
-@pages.act("resume_group", "queues/<djq:queue>/groups/resume/", rights.PAUSE)
-def resume_group(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """Resume the group."""
-    return _set_group_paused(request, site, queue, paused=False)
+@pages.act("resume_key", "queues/<djq:queue>/keys/resume/", rights.PAUSE)
+def resume_key(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
+    """Resume the concurrency key."""
+    return _set_key_paused(request, site, queue, paused=False)
 
 
-@pages.act("group_limits", "queues/<djq:queue>/groups/limits/", rights.CONFIGURE)
-def group_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
-    """Change the limits of a group, or the default group limits."""
-    group = request.POST.get("group-name", "")
+@pages.act("key_limits", "queues/<djq:queue>/keys/limits/", rights.CONFIGURE)
+def key_limits(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
+    """Change the limits of a concurrency key, or the default for all keys."""
+    key = request.POST.get("key-name", "")
 
     def read() -> dict[str, Any]:
-        found = get_storage().reads.groups(queue, 0, [group] if group else [])
-        return group_overrides(found.named[0]) if group else default_group_limits(found)
+        found = get_storage().reads.concurrency_keys(queue, 0, [key] if key else [])
+        return key_overrides(found.named[0]) if key else default_key_limits(found)
 
-    message = _("Changed the limits of group %(group)s.") if group else _("Changed the default group limits.")
+    message = (
+        _("Changed the limits of concurrency key %(key)s.")
+        if key
+        else _("Changed the default limits of concurrency keys.")
+    )
     return change_limits(
         request,
         site,
         queue,
-        "group_limits",
-        "group_form",
-        (OneGroupForm if group else GroupForm)(request.POST),
+        "key_limits",
+        "key_form",
+        (OneKeyForm if key else KeyForm)(request.POST),
         read,
-        partial(Queue(queue).set_group_limit, group or None),
-        message % {"group": group},
-        {"group": group},
-        group=group,
+        partial(Queue(queue).set_key_limit, key or None),
+        message % {"key": key},
+        {"concurrency_key": key},
+        concurrency_key=key,
     )
 
 
@@ -434,9 +438,9 @@ def limiter_limits(state: LimiterState) -> dict[str, Any]:
     return {"rate": rendering.rate_text(state.rate), "concurrency": state.concurrency}
 
 
-def group_overrides(group: GroupOverview) -> dict[str, Any]:
-    """Return the overrides of a group as form values."""
-    overrides = group.overrides
+def key_overrides(key: KeyOverview) -> dict[str, Any]:
+    """Return the overrides of a concurrency key as form values."""
+    overrides = key.overrides
     return {
         "concurrency": overrides.concurrency,
         "rate": rendering.rate_text(overrides.rate),
@@ -444,28 +448,26 @@ def group_overrides(group: GroupOverview) -> dict[str, Any]:
     }
 
 
-def default_group_limits(groups: GroupsOverview) -> dict[str, Any]:
-    """Return the default limits of groups as form values."""
-    return {"concurrency": groups.overrides.concurrency, "rate": rendering.rate_text(groups.overrides.rate)}
+def default_key_limits(keys: KeysOverview) -> dict[str, Any]:
+    """Return the default limits of concurrency keys as form values."""
+    return {"concurrency": keys.overrides.concurrency, "rate": rendering.rate_text(keys.overrides.rate)}
 
 
-def read_groups(queue: str, name: str = "") -> GroupsOverview:
-    """Return the busiest groups of a queue, and the named one if given."""
+def read_keys(queue: str, name: str = "") -> KeysOverview:
+    """Return the busiest concurrency keys of a queue, and the named one if given."""
     names = [name] if name else []
-    key = ("groups", queue, *names)
+    cached_as = ("concurrency_keys", queue, *names)
     return read_cache.read(
-        key, lambda: get_storage().reads.groups(queue, SHOWN_GROUPS, names), versioned=True
+        cached_as, lambda: get_storage().reads.concurrency_keys(queue, SHOWN_KEYS, names), versioned=True
     ).value
 
 
-def groups_are_used(groups: GroupsOverview, queue: str) -> bool:
-    """Return whether the queue has group limits, or waiting jobs with a group."""
+def keys_are_used(keys: KeysOverview, queue: str) -> bool:
+    """Return whether the queue has limits of concurrency keys, or waiting jobs with one."""
     policy = get_settings().policy(queue)
-    is_configured = policy.group_rate or policy.group_weights or policy.group_concurrency != 1
-    is_overridden = any(value is not None and value is not False for value in groups.overrides)
-    return groups.mode != GLOBAL and bool(
-        groups.busiest or is_overridden or is_configured or groups.mode == KEYED
-    )
+    is_configured = policy.key_rate or policy.key_weights or policy.key_concurrency != 1
+    is_overridden = any(value is not None and value is not False for value in keys.overrides)
+    return keys.mode != GLOBAL and bool(keys.busiest or is_overridden or is_configured or keys.mode == KEYED)
 
 
 def read_shared_limiter(
@@ -540,15 +542,15 @@ def _set_paused(request: HttpRequest, site: DashboardSite, queue: str, *, paused
     return site.back(request, "queues")
 
 
-def _groups_context(name: str, group: str, form: forms.Form | None) -> dict[str, Any]:
-    groups = read_groups(name, group)
-    if form is None and group:
-        form = OneGroupForm(initial={"name": group, **group_overrides(groups.named[0])})
+def _keys_context(name: str, key: str, form: forms.Form | None) -> dict[str, Any]:
+    keys = read_keys(name, key)
+    if form is None and key:
+        form = OneKeyForm(initial={"name": key, **key_overrides(keys.named[0])})
     return {
-        "groups": groups,
-        "group": group,
-        "has_groups": bool(group) or groups_are_used(groups, name),
-        "group_form": form or GroupForm(initial=default_group_limits(groups)),
+        "keys": keys,
+        "key": key,
+        "has_keys": bool(key) or keys_are_used(keys, name),
+        "key_form": form or KeyForm(initial=default_key_limits(keys)),
     }
 
 
@@ -564,17 +566,17 @@ def _limiter_context(
     }
 
 
-def _set_group_paused(request: HttpRequest, site: DashboardSite, queue: str, *, paused: bool) -> HttpResponse:
-    group = request.POST.get("group", "")
+def _set_key_paused(request: HttpRequest, site: DashboardSite, queue: str, *, paused: bool) -> HttpResponse:
+    key = request.POST.get("concurrency_key", "")
     handle = Queue(queue)
-    [before] = get_storage().reads.groups(queue, 0, [group]).named
+    [before] = get_storage().reads.concurrency_keys(queue, 0, [key]).named
     if paused:
-        handle.pause_group(group)
-        message = _("Paused group %(group)s.")
+        handle.pause_key(key)
+        message = _("Paused concurrency key %(key)s.")
     else:
-        handle.resume_group(group)
-        message = _("Resumed group %(group)s.")
-    detail = {"group": group, "old": {"paused": before.paused}, "new": {"paused": paused}}
-    audit.note(request, "pause_group" if paused else "resume_group", queue=queue, detail=detail)
-    messages.success(request, message % {"group": group})
-    return site.back(request, "queue", queue, group=group)
+        handle.resume_key(key)
+        message = _("Resumed concurrency key %(key)s.")
+    detail = {"concurrency_key": key, "old": {"paused": before.paused}, "new": {"paused": paused}}
+    audit.note(request, "pause_key" if paused else "resume_key", queue=queue, detail=detail)
+    messages.success(request, message % {"key": key})
+    return site.back(request, "queue", queue, concurrency_key=key)

@@ -83,8 +83,8 @@ def now(_options: Options, output: Output) -> None:
     with ExitStack() as stack:
         steps, is_alone = Steps(progress=progress), lease.has_tables()
         if is_alone:
-            turn = stack.enter_context(lease.turn(settings.timeout, Event()))
-            steps = Steps(turn.check, progress=progress)
+            held = stack.enter_context(lease.acquire(settings.timeout, Event()))
+            steps = Steps(held.check, progress=progress)
             lease.note_start()
         name = ""
         try:

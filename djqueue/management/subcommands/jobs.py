@@ -293,7 +293,7 @@ def _summary(record: JobRecord) -> dict[str, Any]:
         "worker": info.worker or None,
         "reason": info.reason or None,
         "error": None if info.error is None else f"{info.error.type}: {info.error.message}",
-        "group": info.options.group,
+        "concurrency_key": info.options.concurrency_key,
         "unique_key": info.options.unique_key,
         "tags": list(info.options.tags),
         "subject": info.subject,

@@ -54,8 +54,9 @@ UPGRADE = """Bring the tables and jobs of an earlier development version into th
 
 For projects that used djqueue while a scheduler process kept the jobs. Adds the tables and columns that are
 missing, which `migrate` does not do for these projects. Then carries over all jobs, in order, with their
-results, dead letters, unique keys, groups and dependencies, and the pauses and limits of queues. Active jobs
-wait again, with a stall counted, as after the loss of a worker. Schedules and metrics stay as they are.
+results, dead letters, unique keys, concurrency keys and dependencies, and the pauses and limits of queues.
+Active jobs wait again, with a stall counted, as after the loss of a worker. Schedules and metrics stay as
+they are.
 
 Stop all workers and web servers first; the command refuses while workers run. It can be repeated: tables are
 changed completely or not at all, and so are jobs. If nothing is to be done, it says so and changes nothing.

@@ -130,13 +130,13 @@ def queues(options: Options, output: Output) -> None:
             "rate": None if queue.rate is None else f"{queue.rate.capacity} per {queue.rate.per / 1_000:g} s",
             "concurrency": queue.concurrency,
             "active": queue.counts.get(State.ACTIVE, 0),
-            "group_mode": queue.group_mode,
+            "key_mode": queue.key_mode,
             "waiting_by_name": queue.names,
         }
         for queue in overview.queues
     ]
     output.document(rows)
-    columns = ["name", "paused", "rate", "concurrency", "active", "group_mode"]
+    columns = ["name", "paused", "rate", "concurrency", "active", "key_mode"]
     output.table(
         [name.replace("_", " ") for name in columns], [[row[name] for name in columns] for row in rows]
     )

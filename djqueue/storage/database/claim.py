@@ -38,7 +38,7 @@ class Claim(NamedTuple):
 
     pk: int
     queue: str
-    group: str | None
+    concurrency_key: str | None
     limiter: str | None
     weight: int
     worker: str
@@ -56,7 +56,7 @@ class Claim(NamedTuple):
     cancel: bool = False
 
 
-CLAIM = ("id", "queue", '"group"', *Claim._fields[3:])
+CLAIM = ("id", *Claim._fields[1:])
 COLUMNS = ", ".join(CLAIM)
 """Its columns."""
 PROMOTED = 1_000
@@ -74,7 +74,7 @@ class ReadyRow(NamedTuple):
     rank: int
     seq: int
     name: str
-    group: str | None
+    concurrency_key: str | None
     weight: int
     stalls: int
     expires_at: int | None
@@ -84,7 +84,7 @@ class ReadyRow(NamedTuple):
         return self.expires_at is not None and self.expires_at <= now
 
 
-TAKEN = 'id, rank, seq, name, "group", weight, stalls, expires_at'
+TAKEN = "id, rank, seq, name, concurrency_key, weight, stalls, expires_at"
 """Its columns."""
 START = (
     "UPDATE djqueue_job SET state = 'active', attempts = attempts + 1, started_at = ?, worker = ?, "
@@ -206,7 +206,7 @@ def _take(
         due = tx.value(NEXT_DUE.format("?"), name)
     if due is not None:
         hints.append(due - tx.now if due > tx.now else LOCKED)
-    if queue.rest is not None or policy.group_rate is not None:
+    if queue.rest is not None or policy.key_rate is not None:
         rest = tx.value(NEXT_REST.format("?"), name)
         if rest is not None:
             hints.append(rest - tx.tick if rest > tx.tick else LOCKED)
@@ -254,7 +254,7 @@ def _free_groups(tx: Tx, queue: Serving) -> str:
     A claim does not wait for groups: it may hold those of jobs that have just ended, and callers keep groups
     in which they enqueue.
     """
-    return "" if tx.database.policy(queue.name).group_mode == GLOBAL else tx.dialect.free_group
+    return "" if tx.database.policy(queue.name).key_mode == GLOBAL else tx.dialect.free_group
 
 
 def _take_within_limits(
@@ -433,7 +433,7 @@ def _start(
     tx.shift(queue, State.WAITING, State.ACTIVE, len(ready))
     by_group: dict[str, int] = {}
     for one in ready:
-        if (holding := holding_group(tx, queue, one.group)) is not None:
+        if (holding := holding_group(tx, queue, one.concurrency_key)) is not None:
             by_group[holding] = by_group.get(holding, 0) + 1
     if by_group:
         advance(tx, queue, sorted(by_group), by_group)
@@ -460,7 +460,9 @@ def promote_due(tx: Tx, queue: str, limit: int = PROMOTED) -> int:
         return 0
     jobs = {job.pk: job for job in by_keys(tx, [pk for pk, _ in due])}
     groups = {
-        job.pk: group_lock(queue, job.options.group or "") for job in jobs.values() if is_grouped(tx, job)
+        job.pk: group_lock(queue, job.options.concurrency_key or "")
+        for job in jobs.values()
+        if is_grouped(tx, job)
     }
     if locked := tx.try_lock(groups.values()):
         due = [(pk, run_at) for pk, run_at in due if groups.get(pk) not in locked]
@@ -468,7 +470,9 @@ def promote_due(tx: Tx, queue: str, limit: int = PROMOTED) -> int:
             return 0
     order = [pk for pk, _ in due]
     condition, pks = tx.among("id", order)
-    plain = [job for pk in order if (job := jobs[pk]).options.group is None and not job.options.lifo]
+    plain = [
+        job for pk in order if (job := jobs[pk]).options.concurrency_key is None and not job.options.lifo
+    ]
     if len(plain) < len(order) or _has_rested(tx, queue):
         for pk, run_at in due:
             end_rests(tx, queue, tx.now - run_at)

@@ -262,7 +262,7 @@ def succeed(tx: Tx, job: StoredJob) -> tuple[StoredJob | None, Succession[Stored
         # Rows before keys, as at the end of a job: in another order, the two would wait for each other.
         lock_jobs(tx, [pk for pk in (key.owner, key.successor) if pk])
         if is_grouped(tx, job):
-            tx.lock(group_lock(job.queue, job.options.group or ""))
+            tx.lock(group_lock(job.queue, job.options.concurrency_key or ""))
     return _succeed(tx, job, lock_key(tx, job.queue, job.options.unique_key))
 
 

@@ -405,8 +405,8 @@ class PostgresSql(SqlDialect):
     for_update = " FOR UPDATE"
     for_share = " FOR SHARE"
     free_group = (
-        ' AND ("group" IS NULL OR pg_try_advisory_xact_lock('
-        "hashtextextended('group:' || queue || ':' || \"group\", 7310)))"
+        " AND (concurrency_key IS NULL OR pg_try_advisory_xact_lock("
+        "hashtextextended('group:' || queue || ':' || concurrency_key, 7310)))"
     )
     unlocked_change = " FOR NO KEY UPDATE SKIP LOCKED"
     keep = " FOR KEY SHARE"

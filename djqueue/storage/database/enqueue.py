@@ -65,7 +65,7 @@ def _lock_shared(tx: Tx, batches: Sequence[Batch]) -> None:
     groups: set[str] = set()
     keys: dict[str, set[str]] = {}
     for queue, options in ((batch.queue, batch.options) for batch in batches):
-        if (group := stored.holding_group(tx, queue, options.group)) is not None:
+        if (group := stored.holding_group(tx, queue, options.concurrency_key)) is not None:
             groups.add(group_lock(queue, group))
         if options.unique_key is not None:
             keys.setdefault(queue, set()).add(options.unique_key)

@@ -39,7 +39,16 @@ COMPLETING = "completing"
 """Source of successful attempts, which have no rows of their own."""
 JOB = (
     *("id", "queue", "job_id", "name", "state", "priority", "attempts", "failures", "stalls"),
-    *("created_at", "run_at", "started_at", "finished_at", "group", "unique_key", "subject", "options"),
+    *(
+        "created_at",
+        "run_at",
+        "started_at",
+        "finished_at",
+        "concurrency_key",
+        "unique_key",
+        "subject",
+        "options",
+    ),
     *("worker", "reason", "error_type", "error_message", "content_type"),
 )
 RESULT = (

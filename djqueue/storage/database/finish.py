@@ -63,7 +63,11 @@ def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[b
     _completed(tx, plain.values(), followed)
     jobs = {job.pk: job for job in by_keys(tx, [claim.pk for claim in others.values()])}
     groups = _groups(tx, plain.values())
-    locks = {group_lock(job.queue, job.options.group or "") for job in jobs.values() if is_grouped(tx, job)}
+    locks = {
+        group_lock(job.queue, job.options.concurrency_key or "")
+        for job in jobs.values()
+        if is_grouped(tx, job)
+    }
     tx.lock(*locks, *{group_lock(queue, name) for queue, names in groups.items() for name in names})
     tx.lock(*{key_lock(claim.queue, claim.unique_key) for claim in taken.values() if claim.unique_key})
     for queue, names in groups.items():
@@ -202,7 +206,7 @@ def _groups(tx: Tx, claims: Iterable[Claim]) -> dict[str, list[str]]:
     """Return the groups of completed jobs that may continue, each once, by queue."""
     by_queue: dict[str, dict[str, None]] = {}
     for claim in claims:
-        if (group := holding_group(tx, claim.queue, claim.group)) is not None:
+        if (group := holding_group(tx, claim.queue, claim.concurrency_key)) is not None:
             by_queue.setdefault(claim.queue, {})[group] = None
     return {queue: list(names) for queue, names in by_queue.items()}
 

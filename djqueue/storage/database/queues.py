@@ -5,13 +5,13 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from djqueue.core.errors import StorageError
-from djqueue.core.policies import NO_LIMIT, UNSET, GroupLimit, Rate, SetConcurrency, SetRate
+from djqueue.core.policies import NO_LIMIT, UNSET, KeyLimit, Rate, SetConcurrency, SetRate
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.storage.tables.rows import group_limit_of, pair_of_limits
 
 from . import limiters, metrics, stored, transitions
 from .expiry import ExpiryStep
-from .stored import GROUP_LIMIT, LockedGroup, used_queues
+from .stored import KEY_LIMIT, LockedGroup, used_queues
 from .transaction import Tx, limits_lock
 
 T = TypeVar("T")
@@ -50,14 +50,14 @@ def controls(tx: Tx, queue: str) -> QueueControls:
 
 
 def check_modes(tx: Tx) -> None:
-    """Raise ConfigurationError if a queue is configured with another group mode than it is used in."""
+    """Raise ConfigurationError if a queue is configured with another key mode than it is used in."""
     for queue, mode in recorded_modes(tx, None).items():
         tx.database.policy(queue).check_mode(queue, mode)
 
 
 def recorded_modes(tx: Tx, names: Sequence[str] | None) -> dict[str, str]:
-    """Return the group modes that are recorded, of these queues (None: of all)."""
-    statement = "SELECT queue, mode FROM djqueue_group_state WHERE \"group\" = '' AND mode <> ''"
+    """Return the key modes that are recorded, of these queues (None: of all)."""
+    statement = "SELECT queue, mode FROM djqueue_group_state WHERE concurrency_key = '' AND mode <> ''"
     if names is None:
         return dict(tx.rows(statement))
     condition, values = tx.among("queue", names)
@@ -99,14 +99,14 @@ def change_group(tx: Tx, queue: str, group: str | None, changes: Mapping[str, An
     stored.use(tx, queue)
     name = group or ""
     row = tx.row(
-        f'SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? AND "group" = ?', queue, name
+        f"SELECT {KEY_LIMIT} FROM djqueue_group_state WHERE queue = ? AND concurrency_key = ?", queue, name
     )
     before = NO_LIMIT if row is None else group_limit_of(row)
     after = before._replace(**changes)
     tx.run(
-        'INSERT INTO djqueue_group_state (queue, "group", mode, concurrency, paused, rate_capacity, '
+        "INSERT INTO djqueue_group_state (queue, concurrency_key, mode, concurrency, paused, rate_capacity, "
         "rate_per, weight) "
-        "VALUES (?, ?, '', ?, ?, ?, ?, ?) ON CONFLICT (queue, \"group\") DO UPDATE SET "
+        "VALUES (?, ?, '', ?, ?, ?, ?, ?) ON CONFLICT (queue, concurrency_key) DO UPDATE SET "
         "concurrency = excluded.concurrency, paused = excluded.paused, rate_capacity = "
         "excluded.rate_capacity, "
         "rate_per = excluded.rate_per, weight = excluded.weight",
@@ -122,17 +122,17 @@ def change_group(tx: Tx, queue: str, group: str | None, changes: Mapping[str, An
 def _groups(tx: Tx, queue: str) -> list[str]:
     """Return the groups of a queue that have pending jobs."""
     names = tx.rows(
-        'SELECT "group" FROM djqueue_held WHERE queue = ? UNION SELECT "group" FROM djqueue_ready '
-        'WHERE queue = ? AND "group" IS NOT NULL ORDER BY 1',
+        "SELECT concurrency_key FROM djqueue_held WHERE queue = ? UNION SELECT concurrency_key "
+        "FROM djqueue_ready WHERE queue = ? AND concurrency_key IS NOT NULL ORDER BY 1",
         *(queue, queue),
     )
     return [name for (name,) in names]
 
 
-def group_limits(tx: Tx, queue: str) -> dict[str | None, GroupLimit]:
+def key_limits(tx: Tx, queue: str) -> dict[str | None, KeyLimit]:
     """Return the overrides of a queue's groups; under None, those of all groups."""
-    found: dict[str | None, GroupLimit] = {}
-    of_queue = f'SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? ORDER BY "group"'
+    found: dict[str | None, KeyLimit] = {}
+    of_queue = f"SELECT {KEY_LIMIT} FROM djqueue_group_state WHERE queue = ? ORDER BY concurrency_key"
     for row in tx.rows(of_queue, queue):
         limit = group_limit_of(row)
         if limit != NO_LIMIT:
@@ -204,7 +204,7 @@ def _close(tx: Tx, queue: str, *, force: bool) -> tuple[bool, int]:
     active = [pk for (pk,) in tx.rows("SELECT id FROM djqueue_claim WHERE queue = ?", queue)]
     _end_active(tx, queue, active, force=force)
     was_paused = controls(tx, queue).paused
-    # Not by `pause`: a process that is configured for another group mode may obliterate the queue.
+    # Not by `pause`: a process that is configured for another key mode may obliterate the queue.
     tx.run(
         "INSERT INTO djqueue_queue_state (name, paused, limits_set) VALUES (?, TRUE, FALSE) "
         "ON CONFLICT (name) DO UPDATE SET paused = TRUE",

@@ -1,4 +1,4 @@
-"""Reads of jobs, queues, groups and metrics: records, pages, overviews, explanations and diagnostics."""
+"""Reads: records and pages of jobs, overviews of queues and keys, metrics, explanations and diagnostics."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
@@ -18,8 +18,8 @@ from djqueue.core.overview import (
     DiagnosticLine,
     Diagnostics,
     Finding,
-    GroupOverview,
-    GroupsOverview,
+    KeyOverview,
+    KeysOverview,
     Overview,
     QueueOverview,
     Totals,
@@ -132,10 +132,10 @@ class SqlReads(Reads):
         )
         return version_of(tx.rows(last, LATEST), workers.alive(tx))
 
-    def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
-        return self._read(lambda tx: groups(tx, queue, limit, names))
+    def concurrency_keys(self, queue: str, limit: int, names: Sequence[str] = ()) -> KeysOverview:
+        return self._read(lambda tx: concurrency_keys(tx, queue, limit, names))
 
-    def group_modes(self, queues: Sequence[str]) -> dict[str, str]:
+    def key_modes(self, queues: Sequence[str]) -> dict[str, str]:
         return self._read(lambda tx: modes(tx, queues))
 
     def series(
@@ -267,7 +267,7 @@ CONTROLS = (
     "(SELECT SUM(weight) FROM djqueue_claim WHERE queue = q.name) FROM {listed} q "
     "LEFT JOIN djqueue_queue_state s ON s.name = q.name "
     "LEFT JOIN djqueue_rate_bucket b ON b.queue = q.name AND b.name = '' "
-    "LEFT JOIN djqueue_group_state g ON g.queue = q.name AND g.\"group\" = ''"
+    "LEFT JOIN djqueue_group_state g ON g.queue = q.name AND g.concurrency_key = ''"
 )
 OLDEST = (
     "WITH RECURSIVE ranks(queue, rank) AS ("
@@ -416,7 +416,7 @@ def _overview_of(
         None if rate is None else limiters.tokens_left(rate, (capacity, per, full_at), tx.tick),
         concurrency,
         int(weight or 0),
-        mode or policy.group_mode,
+        mode or policy.key_mode,
         waiting.held,
         waiting.names,
         totals,
@@ -427,16 +427,16 @@ def _overview_of(
 
 
 def modes(tx: Tx, names: Sequence[str]) -> dict[str, str]:
-    """Return the group modes of queues."""
+    """Return the key modes of queues."""
     recorded = queues.recorded_modes(tx, names) if names else {}
-    return {name: recorded.get(name, tx.database.policy(name).group_mode) for name in names}
+    return {name: recorded.get(name, tx.database.policy(name).key_mode) for name in names}
 
 
-def groups(tx: Tx, queue: str, limit: int, names: Sequence[str]) -> GroupsOverview:
+def concurrency_keys(tx: Tx, queue: str, limit: int, names: Sequence[str]) -> KeysOverview:
     """Return up to `limit` groups, those with most waiting jobs first, and the named ones."""
     policy = tx.database.policy(queue)
     mode = modes(tx, [queue])[queue]
-    own = queues.group_limits(tx, queue)
+    own = queues.key_limits(tx, queue)
     default = own.pop(None, NO_LIMIT)
     is_grouped = mode != GLOBAL
     waiting = _waiting_by_group(tx, queue) if is_grouped else {}
@@ -452,23 +452,23 @@ def groups(tx: Tx, queue: str, limit: int, names: Sequence[str]) -> GroupsOvervi
                 _by_group(tx, table, queue, wanted) for table in ("djqueue_held", "djqueue_ready")
             )
 
-    def overview_of(group: str) -> GroupOverview:
+    def overview_of(group: str) -> KeyOverview:
         mine = own.get(group, NO_LIMIT)
-        return GroupOverview(
+        return KeyOverview(
             group,
             waiting.get(group, 0),
             active.get(group, 0),
-            (mine.concurrency or default.concurrency or policy.group_concurrency) if is_grouped else 0,
-            mine.rate or default.rate or policy.group_rate,
-            mine.weight or default.weight or policy.group_weights.get(group, 1),
+            (mine.concurrency or default.concurrency or policy.key_concurrency) if is_grouped else 0,
+            mine.rate or default.rate or policy.key_rate,
+            mine.weight or default.weight or policy.key_weights.get(group, 1),
             mine.paused,
             mine,
         )
 
-    return GroupsOverview(
+    return KeysOverview(
         mode,
-        (default.concurrency or policy.group_concurrency) if is_grouped else 0,
-        default.rate or policy.group_rate,
+        (default.concurrency or policy.key_concurrency) if is_grouped else 0,
+        default.rate or policy.key_rate,
         default,
         [overview_of(group) for group in busiest],
         [overview_of(group) for group in names],
@@ -479,8 +479,8 @@ def groups(tx: Tx, queue: str, limit: int, names: Sequence[str]) -> GroupsOvervi
 def _waiting_by_group(tx: Tx, queue: str) -> dict[str, int]:
     """Return the waiting jobs of the first groups of a queue; if there are too many groups, of one more."""
     counted = (
-        'SELECT "group", COUNT(*) FROM {} WHERE queue = ? AND "group" IS NOT NULL GROUP BY "group" '
-        'ORDER BY "group" LIMIT ?'
+        "SELECT concurrency_key, COUNT(*) FROM {} WHERE queue = ? AND concurrency_key IS NOT NULL "
+        "GROUP BY concurrency_key ORDER BY concurrency_key LIMIT ?"
     )
     return _sums(
         dict(tx.rows(counted.format(table), queue, MAX_GROUPS + 1))
@@ -490,8 +490,11 @@ def _waiting_by_group(tx: Tx, queue: str) -> dict[str, int]:
 
 def _by_group(tx: Tx, table: str, queue: str, names: Sequence[str]) -> dict[str, int]:
     """Return the number of rows of each of these groups."""
-    condition, values = tx.among('"group"', names)
-    counted = f'SELECT "group", COUNT(*) FROM {table} WHERE queue = ? AND {condition} GROUP BY "group"'
+    condition, values = tx.among("concurrency_key", names)
+    counted = (
+        f"SELECT concurrency_key, COUNT(*) FROM {table} WHERE queue = ? AND {condition} "
+        "GROUP BY concurrency_key"
+    )
     return dict(tx.rows(counted, queue, values)) if names else {}
 
 
@@ -573,16 +576,16 @@ def _shared(tx: Tx, job: StoredJob, facts: Facts) -> Facts:
 
 
 def _grouped(tx: Tx, job: StoredJob, facts: Facts) -> Facts:
-    name = job.options.group
+    name = job.options.concurrency_key
     if name is None or not is_grouped(tx, job):
         return facts
     group = LockedGroup(tx, job.queue, name, lock=False)
     facts = facts._replace(
-        group=name,
-        group_paused=group.paused,
-        group_limit=group.limit,
-        group_active=group.active(),
-        group_holders=_holders(tx, 'queue = ? AND "group" = ?', job.queue, name),
+        concurrency_key=name,
+        key_paused=group.paused,
+        key_limit=group.limit,
+        key_active=group.active(),
+        key_holders=_holders(tx, "queue = ? AND concurrency_key = ?", job.queue, name),
     )
     seq = tx.value("SELECT seq FROM djqueue_held WHERE id = ?", job.pk)
     if seq is None:
@@ -591,8 +594,8 @@ def _grouped(tx: Tx, job: StoredJob, facts: Facts) -> Facts:
         "SELECT rest_at FROM djqueue_rate_bucket WHERE queue = ? AND name = ?", job.queue, name
     )
     if rest_at is not None:
-        facts = facts._replace(group_next_at=tx.now + max(0, rest_at - tx.tick))
-    ahead = 'SELECT 1 FROM djqueue_held WHERE queue = ? AND "group" = ? AND seq < ? LIMIT ?'
+        facts = facts._replace(key_next_at=tx.now + max(0, rest_at - tx.tick))
+    ahead = "SELECT 1 FROM djqueue_held WHERE queue = ? AND concurrency_key = ? AND seq < ? LIMIT ?"
     held = tx.value(f"SELECT COUNT(*) FROM ({ahead}) ahead", job.queue, name, seq, MAX_BEFORE)
     return facts._replace(is_group_waiting=True, before=min(MAX_BEFORE, group.ready() + held))
 

@@ -14,7 +14,7 @@ from djqueue.codecs import MSGPACK, encode
 from djqueue.core.enginejob import EngineJob, ItemStream
 from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure
 from djqueue.core.options import DEFAULT_OPTIONS, JobKey
-from djqueue.core.policies import GLOBAL, NO_LIMIT, NO_LIMITS, GroupLimit
+from djqueue.core.policies import GLOBAL, NO_LIMIT, NO_LIMITS, KeyLimit
 from djqueue.core.states import LIVE, TERMINAL, State
 from djqueue.storage import snapshots
 from djqueue.storage.facets import Workers
@@ -40,7 +40,7 @@ from . import queues, stored, transitions
 from .dependencies import DEPENDENCY
 from .dialects import Row
 from .limiters import rate_columns
-from .stored import COLUMNS, DELAYED, GROUP_LIMIT, HELD, HOT, READY, StoredJob, job_of
+from .stored import COLUMNS, DELAYED, HELD, HOT, KEY_LIMIT, READY, StoredJob, job_of
 from .transaction import REPEATS, STATES, Database, Tx
 
 HELD_BACK = 1 << 61
@@ -146,9 +146,9 @@ class Reader:
     def settings(self) -> dict[str, QueueSettings]:
         """Return what was set on queues and groups at run time, by queue."""
         tx = self._tx
-        groups: dict[str, dict[str, GroupLimit]] = {}
+        groups: dict[str, dict[str, KeyLimit]] = {}
         modes: dict[str, str] = {}
-        for row in tx.rows(f"SELECT {GROUP_LIMIT}, mode FROM djqueue_group_state"):
+        for row in tx.rows(f"SELECT {KEY_LIMIT}, mode FROM djqueue_group_state"):
             queue, group, *_, mode = row
             limit = group_limit_of(row)
             if limit != NO_LIMIT:
@@ -269,14 +269,23 @@ CLEARED = (
 """Tables that a restore empties, besides those of queues and schedules."""
 JOB = (
     *("id", "queue", "job_id", "name", "state", "priority", "payload", "content_type", "options"),
-    *("unique_key", '"group"', "subject", "created_at", "run_at", "started_at", "finished_at", "expires_at"),
+    *(
+        "unique_key",
+        "concurrency_key",
+        "subject",
+        "created_at",
+        "run_at",
+        "started_at",
+        "finished_at",
+        "expires_at",
+    ),
     *("attempts", "failures", "stalls", "worker", "reason", "error_type", "error_message", "traceback"),
     *("progress", "items", "retries"),
 )
 UNIQUE_KEY = ("queue", "key", "owner", "expires_at")
 QUEUE = ("name", "paused", "limits_set", "rate_capacity", "rate_per", "concurrency")
 LIMITER = ("name", "rate_capacity", "rate_per", "concurrency")
-GROUP = ("queue", '"group"', "mode", "concurrency", "paused", "rate_capacity", "rate_per", "weight")
+GROUP = ("queue", "concurrency_key", "mode", "concurrency", "paused", "rate_capacity", "rate_per", "weight")
 RESTORED = {
     "djqueue_job": JOB,
     "djqueue_ready": READY,
@@ -351,8 +360,8 @@ class TableRestore:
             rate, concurrency = settings.limits or (None, None)
             are_set = settings.limits is not None
             queues.append((name, settings.paused, are_set, *rate_columns(rate), concurrency))
-            for group, limit in {"": NO_LIMIT, **settings.groups}.items():
-                mode = "" if group else settings.group_mode
+            for group, limit in {"": NO_LIMIT, **settings.key_limits}.items():
+                mode = "" if group else settings.key_mode
                 if limit != NO_LIMIT or mode:
                     limits = limit.concurrency, limit.paused, *rate_columns(limit.rate), limit.weight
                     groups.append((name, group, mode, *limits))
@@ -397,10 +406,21 @@ class TableRestore:
         if self._may_be_ready(job):
             expires_at = self._expiry(job)
             order = -options.priority, pk
-            row = pk, job.queue, *order, job.name, options.group, options.weight, job.stalls, expires_at
+            row = (
+                pk,
+                job.queue,
+                *order,
+                job.name,
+                options.concurrency_key,
+                options.weight,
+                job.stalls,
+                expires_at,
+            )
             self._rows["djqueue_ready"].append(row)
         else:
-            self._rows["djqueue_held"].append((pk, job.queue, options.group, pk, job.name, options.weight))
+            self._rows["djqueue_held"].append(
+                (pk, job.queue, options.concurrency_key, pk, job.name, options.weight)
+            )
 
     def _waits(self, pk: int, job: EngineJob) -> bool:
         """Add the dependencies of a job; return whether it waits for one of them.
@@ -428,17 +448,17 @@ class TableRestore:
 
     def _may_be_ready(self, job: EngineJob) -> bool:
         """Return whether a waiting job may be claimed by the rules of its group: see `LockedGroup`."""
-        group, policy = job.options.group, self._tx.database.policy(job.queue)
-        if group is None or policy.group_mode == GLOBAL:
+        group, policy = job.options.concurrency_key, self._tx.database.policy(job.queue)
+        if group is None or policy.key_mode == GLOBAL:
             return True
         if job.queue != self._queue:
             self._queue, self._room = job.queue, {}
         if group not in self._room:
-            groups = self._spool.queues.get(job.queue, QueueSettings()).groups
-            default, own = groups.get("", GroupLimit()), groups.get(group, GroupLimit())
-            limit: int = own.concurrency or default.concurrency or policy.group_concurrency
-            weight: int = own.weight or default.weight or policy.group_weights.get(group, 1)
-            rate = own.rate or default.rate or policy.group_rate
+            groups = self._spool.queues.get(job.queue, QueueSettings()).key_limits
+            default, own = groups.get("", KeyLimit()), groups.get(group, KeyLimit())
+            limit: int = own.concurrency or default.concurrency or policy.key_concurrency
+            weight: int = own.weight or default.weight or policy.key_weights.get(group, 1)
+            rate = own.rate or default.rate or policy.key_rate
             # No job is active, and the rate has all its tokens.
             room = min(limit, weight) if rate is None else min(limit, weight, rate.capacity)
             self._room[group] = 0 if own.paused else room
@@ -460,7 +480,7 @@ class TableRestore:
             expires_at = rows.expiry(job, self._tx.database.policy(job.queue).retention.of(job.state))
         return (
             *(pk, job.queue, job.id, job.name, job.state.value, options.priority, job.payload),
-            *(options.content_type, rows.pack_options(options), options.unique_key, options.group),
+            *(options.content_type, rows.pack_options(options), options.unique_key, options.concurrency_key),
             *(options.subject, job.created_at, job.run_at, job.started_at or None, job.finished_at or None),
             *(expires_at, job.attempts, job.failures, job.stalls, clean(job.worker, TEXT_LIMIT)),
             *(clean(job.reason, TEXT_LIMIT), clean(error.type, TEXT_LIMIT), clean(error.message)),

@@ -29,7 +29,7 @@ from djqueue.storage.staging import (
     PlanState,
     PublicationState,
     Staging,
-    check_chunk,
+    check_chunks,
     gone_error,
     lost_error,
     missing_error,
@@ -82,9 +82,8 @@ class SqlStaging(Staging):
         staged: Mapping[str, int],
         lifetime: int = STAGE_TTL,
     ) -> dict[str, str]:
+        check_chunks(chunks)
         kinds: dict[str, str] = {}
-        for batches in chunks:
-            check_chunk(batches)
         for some in chunked(chunks, PER_TRANSACTION):
             new: list[tuple[str, int, bytes]] = []
             for batches in some:

@@ -29,8 +29,8 @@ from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.overview import LimiterState
 from djqueue.core.policies import (
     UNSET,
-    GroupLimit,
-    GroupWords,
+    KeyLimit,
+    KeyLimitChanges,
     LimiterPolicy,
     QueuePolicy,
     SetConcurrency,
@@ -84,7 +84,7 @@ class DatabaseStorage(Storage):
     """
 
     has_settings = True
-    """Whether the policies are those of the project; otherwise the group modes of queues are looked up."""
+    """Whether the policies are those of the project; otherwise the key modes of queues are looked up."""
     workers: SqlWorkers
     reads: SqlReads
     events: SqlEvents
@@ -300,7 +300,7 @@ class DatabaseStorage(Storage):
     def maintain(self) -> None:
         if self.database.read(workers.killed, is_single=True):
             self.database.write(workers.forget_killed)
-        if self._leadership.take():
+        if self._leadership.acquire():
             try:
                 self.sweep()
             except Exception:
@@ -378,18 +378,18 @@ class SqlQueues(Queues):
     def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         self._write(lambda tx: queues.set_limits(tx, queue, rate, concurrency))
 
-    def set_group_limit(self, queue: str, group: str | None, **overrides: Unpack[GroupWords]) -> None:
+    def set_key_limit(self, queue: str, key: str | None, **overrides: Unpack[KeyLimitChanges]) -> None:
         changes: dict[str, Any] = {**overrides}
-        self._write(lambda tx: queues.change_group(tx, queue, group, changes))
+        self._write(lambda tx: queues.change_group(tx, queue, key, changes))
 
-    def pause_group(self, queue: str, group: str) -> None:
-        self._write(lambda tx: queues.change_group(tx, queue, group, {"paused": True}))
+    def pause_key(self, queue: str, key: str) -> None:
+        self._write(lambda tx: queues.change_group(tx, queue, key, {"paused": True}))
 
-    def resume_group(self, queue: str, group: str) -> None:
-        self._write(lambda tx: queues.change_group(tx, queue, group, {"paused": False}))
+    def resume_key(self, queue: str, key: str) -> None:
+        self._write(lambda tx: queues.change_group(tx, queue, key, {"paused": False}))
 
-    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
-        return self._read(lambda tx: queues.group_limits(tx, queue))
+    def key_limits(self, queue: str) -> dict[str | None, KeyLimit]:
+        return self._read(lambda tx: queues.key_limits(tx, queue))
 
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
         return queues.clean(self._write, queue, states, before, limit)

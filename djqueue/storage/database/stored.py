@@ -7,7 +7,7 @@ from djqueue.codecs import decode
 from djqueue.core.enginejob import EngineJob, ItemStream
 from djqueue.core.job import AttemptRecord, JobFailure
 from djqueue.core.options import MSGPACK, JobKey, JobOptions
-from djqueue.core.policies import GLOBAL, NO_LIMIT, GroupLimit, Rate
+from djqueue.core.policies import GLOBAL, NO_LIMIT, KeyLimit, Rate
 from djqueue.core.states import State
 from djqueue.storage.tables import rows
 from djqueue.storage.tables.rows import TEXT_LIMIT, clean, group_limit_of
@@ -25,7 +25,7 @@ COLUMNS = ", ".join(
 )
 NEW_JOB = (
     *("id", "queue", "job_id", "name", "state", "priority", "payload", "content_type", "options"),
-    *("unique_key", '"group"', "subject", "created_at", "run_at", "expires_at"),
+    *("unique_key", "concurrency_key", "subject", "created_at", "run_at", "expires_at"),
     *("attempts", "failures", "stalls", "worker", "reason", "error_type", "error_message", "traceback"),
     *("items", "token", "process"),
 )
@@ -121,10 +121,10 @@ def use(tx: Tx, queue: str) -> None:
 
 
 def record_use(tx: Tx, queue: str, *, waits: bool = True) -> bool:
-    """Record that a queue is used, and its group mode; return whether it is recorded. A storage without
+    """Record that a queue is used, and its key mode; return whether it is recorded. A storage without
     settings follows the recorded mode.
 
-    Raises ConfigurationError if it is used in another group mode.
+    Raises ConfigurationError if it is used in another key mode.
 
     Args:
         tx: The transaction.
@@ -135,7 +135,7 @@ def record_use(tx: Tx, queue: str, *, waits: bool = True) -> bool:
     policy = tx.database.policy(queue)
     recorded = tx.value(
         "SELECT mode FROM djqueue_queue_state s JOIN djqueue_group_state g ON g.queue = s.name "
-        "AND g.\"group\" = '' AND mode <> '' WHERE s.name = ?",
+        "AND g.concurrency_key = '' AND mode <> '' WHERE s.name = ?",
         queue,
     )
     if recorded is None:
@@ -149,11 +149,11 @@ def record_use(tx: Tx, queue: str, *, waits: bool = True) -> bool:
             queue,
         )
         recorded = tx.value(
-            "INSERT INTO djqueue_group_state (queue, \"group\", mode, paused) VALUES (?, '', ?, FALSE) "
-            'ON CONFLICT (queue, "group") DO UPDATE SET mode = '
+            "INSERT INTO djqueue_group_state (queue, concurrency_key, mode, paused) VALUES (?, '', ?, FALSE) "
+            "ON CONFLICT (queue, concurrency_key) DO UPDATE SET mode = "
             "CASE WHEN djqueue_group_state.mode = '' THEN excluded.mode ELSE djqueue_group_state.mode END "
             "RETURNING mode",
-            *(queue, policy.group_mode),
+            *(queue, policy.key_mode),
         )
     if tx.database.has_settings:
         policy.check_mode(queue, recorded)
@@ -250,7 +250,7 @@ def new_row(job: StoredJob, packed: bytes) -> Row:
     options = job.options
     return (
         *(job.pk, job.queue, job.id, job.name, job.state.value, options.priority, job.payload),
-        *(options.content_type, packed, options.unique_key, options.group, options.subject),
+        *(options.content_type, packed, options.unique_key, options.concurrency_key, options.subject),
         *(job.created_at, job.run_at, job.expires_at, *UNTOUCHED),
     )
 
@@ -336,11 +336,11 @@ def delete(tx: Tx, jobs: Sequence[StoredJob]) -> None:
 # Where pending jobs wait.
 
 
-READY = ("id", "queue", "rank", "seq", "name", '"group"', "weight", "stalls", "expires_at")
+READY = ("id", "queue", "rank", "seq", "name", "concurrency_key", "weight", "stalls", "expires_at")
 DELAYED = ("id", "queue", "run_at")
-GROUP_LIMIT = 'queue, "group", concurrency, paused, rate_capacity, rate_per, weight'
+KEY_LIMIT = "queue, concurrency_key, concurrency, paused, rate_capacity, rate_per, weight"
 """Columns of the overrides of a group, for `group_limit_of`."""
-HELD = ("id", "queue", '"group"', "seq", "name", "weight")
+HELD = ("id", "queue", "concurrency_key", "seq", "name", "weight")
 
 
 def ready_row(job: StoredJob, seq: int) -> Row:
@@ -348,19 +348,19 @@ def ready_row(job: StoredJob, seq: int) -> Row:
     options = job.options
     expires_at = job.expires_at if not job.started_at else None
     return (
-        *(job.pk, job.queue, -options.priority, seq, job.name, options.group, options.weight),
+        *(job.pk, job.queue, -options.priority, seq, job.name, options.concurrency_key, options.weight),
         *(job.stalls, expires_at),
     )
 
 
 def is_grouped(tx: Tx, job: StoredJob) -> bool:
     """Return whether a group may hold a job back."""
-    return holding_group(tx, job.queue, job.options.group) is not None
+    return holding_group(tx, job.queue, job.options.concurrency_key) is not None
 
 
 def holding_group(tx: Tx, queue: str, group: str | None) -> str | None:
     """Return a group of a queue that may hold jobs back; None if groups do not, or there is none."""
-    return None if tx.database.policy(queue).group_mode == GLOBAL else group
+    return None if tx.database.policy(queue).key_mode == GLOBAL else group
 
 
 def place(tx: Tx, job: StoredJob, *, front: bool = False, is_blocked: bool = False) -> None:
@@ -427,7 +427,7 @@ class LockedGroup:
         name: str,
         *,
         lock: bool = True,
-        limits: Mapping[str, GroupLimit] | None = None,
+        limits: Mapping[str, KeyLimit] | None = None,
     ) -> None:
         self.tx = tx
         self.queue = queue
@@ -438,9 +438,9 @@ class LockedGroup:
         limits_by_name = overrides(tx, queue, [name]) if limits is None else limits
         default, own = limits_by_name.get("", NO_LIMIT), limits_by_name.get(name, NO_LIMIT)
         self.paused = own.paused
-        self.limit: int = own.concurrency or default.concurrency or policy.group_concurrency
-        self.rate: Rate | None = own.rate or default.rate or policy.group_rate
-        self.weight: int = own.weight or default.weight or policy.group_weights.get(name, 1)
+        self.limit: int = own.concurrency or default.concurrency or policy.key_concurrency
+        self.rate: Rate | None = own.rate or default.rate or policy.key_rate
+        self.weight: int = own.weight or default.weight or policy.key_weights.get(name, 1)
 
     def ready(self) -> int:
         """Return the number of its ready jobs."""
@@ -492,8 +492,8 @@ class LockedGroup:
         """Hold back ready jobs that may not be ready any more, because a limit was lowered."""
         room = max(0, self._room())
         excess = self.tx.rows(
-            'SELECT id FROM djqueue_ready WHERE queue = ? AND "group" = ? ORDER BY rank, seq LIMIT 1000000 '
-            "OFFSET ?",
+            "SELECT id FROM djqueue_ready WHERE queue = ? AND concurrency_key = ? ORDER BY rank, seq "
+            "LIMIT 1000000 OFFSET ?",
             *(self.queue, self.name, room),
         )
         jobs = {job.pk: job for job in by_keys(self.tx, [pk for (pk,) in excess])}
@@ -523,19 +523,19 @@ class LockedGroup:
 
     def has_held(self) -> bool:
         """Return whether it holds jobs back."""
-        held = 'SELECT 1 FROM djqueue_held WHERE queue = ? AND "group" = ? LIMIT 1'
+        held = "SELECT 1 FROM djqueue_held WHERE queue = ? AND concurrency_key = ? LIMIT 1"
         return self.tx.row(held, self.queue, self.name) is not None
 
     def _count(self, table: str) -> int:
-        counted = f'SELECT COUNT(*) FROM {table} WHERE queue = ? AND "group" = ?'
+        counted = f"SELECT COUNT(*) FROM {table} WHERE queue = ? AND concurrency_key = ?"
         number: int = self.tx.value(counted, self.queue, self.name)
         return number
 
 
 def group_of(tx: Tx, job: StoredJob) -> LockedGroup:
     """Return the group of a job."""
-    assert job.options.group is not None
-    return LockedGroup(tx, job.queue, job.options.group)
+    assert job.options.concurrency_key is not None
+    return LockedGroup(tx, job.queue, job.options.concurrency_key)
 
 
 def leave_group(tx: Tx, job: StoredJob) -> None:
@@ -560,13 +560,13 @@ def advance(tx: Tx, queue: str, names: Sequence[str], claimed: Mapping[str, int]
     groups = [one for one in groups if one.rate is not None or one.limit > claimed.get(one.name, 0)]
     if not groups:
         return 0
-    first = 'SELECT id FROM djqueue_held WHERE queue = ? AND "group" = '
+    first = "SELECT id FROM djqueue_held WHERE queue = ? AND concurrency_key = "
     order = f"ORDER BY seq LIMIT ?{tx.dialect.skip_locked}"
     listed, values = tx.listed([group.name for group in groups])
     counted = tx.rows(
-        'SELECT q.name, EXISTS (SELECT 1 FROM djqueue_held WHERE queue = ? AND "group" = q.name), '
-        '(SELECT COUNT(*) FROM djqueue_claim WHERE queue = ? AND "group" = q.name), '
-        '(SELECT COUNT(*) FROM djqueue_ready WHERE queue = ? AND "group" = q.name), '
+        "SELECT q.name, EXISTS (SELECT 1 FROM djqueue_held WHERE queue = ? AND concurrency_key = q.name), "
+        "(SELECT COUNT(*) FROM djqueue_claim WHERE queue = ? AND concurrency_key = q.name), "
+        "(SELECT COUNT(*) FROM djqueue_ready WHERE queue = ? AND concurrency_key = q.name), "
         f"({first}q.name {order}) FROM {listed} q",
         *(queue, queue, queue, queue, 1, values),
     )
@@ -595,11 +595,11 @@ def advance(tx: Tx, queue: str, names: Sequence[str], claimed: Mapping[str, int]
     return len(freed)
 
 
-def overrides(tx: Tx, queue: str, groups: Sequence[str]) -> dict[str, GroupLimit]:
+def overrides(tx: Tx, queue: str, groups: Sequence[str]) -> dict[str, KeyLimit]:
     """Return the overrides for all groups of a queue, by an empty name, and those of some groups."""
-    condition, values = tx.among('"group"', ["", *groups])
+    condition, values = tx.among("concurrency_key", ["", *groups])
     rows = tx.rows(
-        f"SELECT {GROUP_LIMIT} FROM djqueue_group_state WHERE queue = ? AND {condition}", queue, values
+        f"SELECT {KEY_LIMIT} FROM djqueue_group_state WHERE queue = ? AND {condition}", queue, values
     )
     return {row[1]: group_limit_of(row) for row in rows}
 
@@ -610,8 +610,8 @@ def make_ready(tx: Tx, pks: Sequence[int]) -> None:
         return
     condition, values = tx.among("held.id", pks)
     held_rows = tx.rows(
-        'SELECT held.id, held.queue, -job.priority, held.name, held."group", held.weight, job.stalls, '
-        "CASE WHEN job.started_at IS NULL THEN job.expires_at END FROM djqueue_held AS held "
+        "SELECT held.id, held.queue, -job.priority, held.name, held.concurrency_key, held.weight, "
+        "job.stalls, CASE WHEN job.started_at IS NULL THEN job.expires_at END FROM djqueue_held AS held "
         f"JOIN djqueue_job AS job ON job.id = held.id WHERE {condition}",
         values,
     )

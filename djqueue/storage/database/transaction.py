@@ -155,7 +155,7 @@ class Database:
         clock: The source of time; by default that of the database server, or of this machine for SQLite.
         metrics: How long metrics are kept.
         notify: PostgreSQL notifies workers and subscribers of what has happened elsewhere.
-        has_settings: Whether the policies are those of the project; otherwise the group modes of queues are
+        has_settings: Whether the policies are those of the project; otherwise the key modes of queues are
             looked up.
     """
 
@@ -199,8 +199,8 @@ class Database:
         return self._policies.get(queue, DEFAULT_POLICY)
 
     def follow_mode(self, queue: str, mode: str) -> None:
-        """Use a queue in this group mode from now on."""
-        self._policies[queue] = replace(self.policy(queue), group_mode=mode)
+        """Use a queue in this key mode from now on."""
+        self._policies[queue] = replace(self.policy(queue), key_mode=mode)
 
     def policies(self) -> Mapping[str, QueuePolicy]:
         """Return the configuration of the queues that have one."""
@@ -488,12 +488,7 @@ class Transactions:
         if is_in_transaction(wrapper):
             # After any other conflict the caller's transaction is lost.
             return self._repeated(lambda: self._join(wrapper, work, durable), lambda cause: cause == TAKEN)
-
-        def run() -> tuple[T, Callable[[], None]]:
-            with self.connection() as own:
-                return self._run(own, work, durable=durable)
-
-        answer, done = self._repeated(run)
+        answer, done = self._committed(self.connection, work, durable=durable)
         done()
         return answer
 
@@ -504,12 +499,9 @@ class Transactions:
             work: The function.
             on: The connection; by default one of the storage.
         """
-
-        def run() -> tuple[T, Callable[[], None]]:
-            with self._connections.borrow() if on is None else nullcontext(on) as own:
-                return self._run(own, work)
-
-        answer, done = self._repeated(run)
+        answer, done = self._committed(
+            lambda: self._connections.borrow() if on is None else nullcontext(on), work
+        )
         done()
         return answer
 
@@ -520,13 +512,8 @@ class Transactions:
         """
         if is_in_transaction(connections[self._alias]):
             return (self.write(work),)
-
-        def run() -> tuple[T, Callable[[], None]]:
-            with self.connection() as own:
-                return self._run(own, work, waits=not self._dialect.has_clock)
-
         try:
-            answer, done = self._repeated(run)
+            answer, done = self._committed(self.connection, work, waits=not self._dialect.has_clock)
         except Exception as error:
             if not self._dialect.is_locked(error.__cause__ or error):
                 raise
@@ -543,6 +530,26 @@ class Transactions:
         answer, done = outcome
         done()
         return (answer,)
+
+    def _committed(
+        self,
+        connection: Callable[[], AbstractContextManager[BaseDatabaseWrapper]],
+        work: Callable[[Tx], T],
+        *,
+        durable: bool = False,
+        waits: bool = True,
+    ) -> tuple[T, Callable[[], None]]:
+        """Run a function in a transaction of a connection, and again after conflicts.
+
+        Returns:
+            Its answer, and what is to be called after the commit.
+        """
+
+        def run() -> tuple[T, Callable[[], None]]:
+            with connection() as own:
+                return self._run(own, work, durable=durable, waits=waits)
+
+        return self._repeated(run)
 
     def _repeated(self, run: Callable[[], U], matters: Callable[[str], bool] = lambda _: True) -> U:
         """Call a function again after conflicts with other transactions, of these kinds (SQLSTATE)."""

@@ -246,7 +246,7 @@ def _enter(tx: Tx, job: StoredJob, state: State, *, is_new: bool = False) -> Non
 
 def _displace(tx: Tx, job: StoredJob) -> None:
     displace(tx, job)
-    if job.options.group is not None:
+    if job.options.concurrency_key is not None:
         tx.woken.add(job.queue)
 
 
@@ -451,8 +451,8 @@ def _move(tx: Tx, queue: str, id: str, to: str) -> str:
 
 
 def _move_pending(tx: Tx, job: StoredJob, to: str) -> str:
-    if job.options.group is None and tx.database.policy(to).group_mode == KEYED:
-        return "group_needed"
+    if job.options.concurrency_key is None and tx.database.policy(to).key_mode == KEYED:
+        return "concurrency_key_needed"
     existing = stored.by_id(tx, to, job.id)
     if existing is not None and existing.state not in REUSABLE:
         return "duplicate"

@@ -6,6 +6,7 @@ read like a snapshot, and written like a restore, in one transaction.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 from djqueue import models
 from djqueue.core.errors import SnapshotTargetError
@@ -102,6 +103,7 @@ def carry_over(
             check_stopped(database)
             if drop_finished:
                 _drop_finished(tx)
+            _name_keys(tx)
             tx.run(f"UPDATE djqueue_queue_state SET limits_set = TRUE WHERE {SET_LIMITS}")
             spool.fill(_counted(FormerReader(tx).parts(PAGE), progress))
             restore.run()
@@ -156,6 +158,15 @@ def _drop_finished(tx: Tx) -> None:
     for pks in rows.chunked(surplus, 10_000):
         condition, values = tx.among("id", pks)
         tx.run(f"DELETE FROM djqueue_job WHERE {condition}", values)
+
+
+def _name_keys(tx: Tx) -> None:
+    """Add concurrency keys to the packed options, which have them as `group` in earlier versions."""
+    for pk, packed, key in tx.rows(
+        "SELECT id, options, concurrency_key FROM djqueue_job WHERE concurrency_key IS NOT NULL"
+    ):
+        options = replace(rows.unpack_options(bytes(packed)), concurrency_key=key)
+        tx.run("UPDATE djqueue_job SET options = ? WHERE id = ?", rows.pack_options(options), pk)
 
 
 def _counted(parts: Iterable[Part], progress: Callable[[int], None]) -> Iterator[Part]:

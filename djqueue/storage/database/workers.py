@@ -283,12 +283,12 @@ class Leadership:
         self._lock = threading.Lock()
         self._lease = LeaderLease(self._database.alias, self._database.clock, LEADER)
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """Return whether this process leads: it did, or the last leader has released its lease, let it
         expire, or died on this machine.
         """
         with self._lock, named(self._database.alias), self._database.transactions.connection():
-            return self._lease.take()
+            return self._lease.acquire()
 
     def release(self) -> None:
         """Let another process lead at once."""

@@ -30,7 +30,7 @@ from djqueue.storage.staging import (
     PlanState,
     PublicationState,
     Staging,
-    check_chunk,
+    check_chunks,
     gone_error,
     lost_error,
     missing_error,
@@ -76,9 +76,8 @@ class RedisStaging(Staging):
         staged: Mapping[str, int],
         lifetime: int = STAGE_TTL,
     ) -> dict[str, str]:
+        check_chunks(chunks)
         kinds: dict[str, str] = {}
-        for batches in chunks:
-            check_chunk(batches)
         for first in range(0, len(chunks), AT_ONCE):
             calls: list[ScriptCall | RedisCommand] = []
             queues: list[str] = []

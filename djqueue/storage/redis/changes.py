@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from djqueue.core.errors import OptionError, StorageError
 from djqueue.core.job import DeadLetterRecord, JobRecord
-from djqueue.core.policies import GroupLimit, Rate
+from djqueue.core.policies import KeyLimit, Rate
 from djqueue.core.states import State
 from djqueue.storage.export import EventsLostError, Feed, FeedRange, Page, Places, page_of
 
@@ -68,7 +68,7 @@ class Controls(NamedTuple):
     concurrency: int | None
     revision: int
     """Number of changes of group overrides so far."""
-    groups: dict[str | None, GroupLimit] | None
+    groups: dict[str | None, KeyLimit] | None
     """Overrides by group, None for the defaults; None if they have not changed since the last read."""
 
 
@@ -292,7 +292,7 @@ class ChangeStream:
 def _controls(overrides: Sequence[bytes | None], revision: bytes, groups: Any) -> Controls:
     paused, limited, capacity, per, concurrency = overrides
     rate, slots = records.unpack_limits(capacity, per, concurrency)
-    limits = None if groups is None else records.group_limits(groups)
+    limits = None if groups is None else records.key_limits(groups)
     return Controls(paused is not None, limited is not None, rate, slots, int(revision), limits)
 
 

@@ -235,7 +235,7 @@ def _common(envelope: bytes) -> tuple[Any, ...]:
     return (
         text(envelope[2 : 2 + length]),
         options.priority,
-        options.group,
+        options.concurrency_key,
         options.unique_key,
         options.subject,
         options.tags,
@@ -270,7 +270,7 @@ def _jobs(queue: str, replies: Replies, *, payloads: bool) -> Page:
         "run_at": [at or made for at, made in zip(run_at, created, strict=True)],
         "started_at": started,
         "finished_at": finished,
-        "group": groups,
+        "concurrency_key": groups,
         "unique_key": keys,
         "subject": subjects,
         "tags": tags,

@@ -134,9 +134,9 @@ class RedisJobs(Jobs):
         pending = [position for position, word in enumerate(words) if word == "moved"]
         if pending:
             yield from self._keyspace.agree({to} - self._keyspace.agreed)
-        if self._keyspace.policy(to).group_mode == KEYED:
+        if self._keyspace.policy(to).key_mode == KEYED:
             words = [
-                "group_needed" if word == "moved" and not look[3] else word
+                "concurrency_key_needed" if word == "moved" and not look[3] else word
                 for word, look in zip(words, looks, strict=True)
             ]
             pending = [position for position in pending if words[position] == "moved"]

@@ -51,7 +51,7 @@ class Keyspace:
         self.known: set[str] = set()
         """Queues that this process has listed."""
         self.agreed: set[str] = set()
-        """Queues whose recorded group mode matches the configured one."""
+        """Queues whose recorded key mode matches the configured one."""
         self.cached_names = NameCache()
         self._roundtrips = roundtrips
         self.publish = roundtrips.publish
@@ -165,7 +165,7 @@ class Keyspace:
                     break
 
     def begin(self, queues: set[str]) -> Steps[None]:
-        """List queues that may be new, then check and record their group modes."""
+        """List queues that may be new, then check and record their key modes."""
         yield from self.check_open()
         yield from self.list_queues(queues)
         self.known -= queues
@@ -194,14 +194,14 @@ class Keyspace:
         ]
 
     def agree(self, queues: Iterable[str], *, record: bool = True, new: bool = False) -> Steps[None]:
-        """Check that queues are used in their recorded group mode.
+        """Check that queues are used in their recorded key mode.
 
         record: record the mode of existing queues that have none; new: also of those that do not exist.
         """
         names = list(queues)
         calls: list[ScriptCall | RedisCommand] = []
         for queue in names:
-            words = [self.policy(queue).group_mode if record else b"", b"1" if new else b"0"]
+            words = [self.policy(queue).key_mode if record else b"", b"1" if new else b"0"]
             calls.append(ScriptCall(script("check_group_mode"), self.keys(queue), words, sequence=False))
         answers = (yield calls) if calls else []
         commands: list[ScriptCall | RedisCommand] = []

@@ -7,7 +7,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import within
 from djqueue.core.errors import StorageError
 from djqueue.core.ids import IdSource
-from djqueue.core.policies import UNSET, GroupLimit, GroupWords, SetConcurrency, SetRate
+from djqueue.core.policies import UNSET, KeyLimit, KeyLimitChanges, SetConcurrency, SetRate
 from djqueue.core.states import State
 from djqueue.storage.facets import Queues
 
@@ -62,19 +62,19 @@ class RedisQueues(Queues):
         limits = records.pack_limits(rate, concurrency)
         self._keyspace.run_in_time(self._control(queue, "limit", *limits, *given))
 
-    def set_group_limit(self, queue: str, group: str | None, **overrides: Unpack[GroupWords]) -> None:
-        self._keyspace.run(self._group(queue, "limit", group, records.group_words(overrides)))
+    def set_key_limit(self, queue: str, key: str | None, **overrides: Unpack[KeyLimitChanges]) -> None:
+        self._keyspace.run(self._group(queue, "limit", key, records.group_words(overrides)))
 
-    def pause_group(self, queue: str, group: str) -> None:
-        self._keyspace.run_in_time(self._group(queue, "pause", group))
+    def pause_key(self, queue: str, key: str) -> None:
+        self._keyspace.run_in_time(self._group(queue, "pause", key))
 
-    def resume_group(self, queue: str, group: str) -> None:
+    def resume_key(self, queue: str, key: str) -> None:
         with within(self._keyspace.options.timeout):
             if queue in self.names():
-                self._keyspace.run(self._group(queue, "resume", group))
+                self._keyspace.run(self._group(queue, "resume", key))
 
-    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
-        return records.group_limits(
+    def key_limits(self, queue: str) -> dict[str | None, KeyLimit]:
+        return records.key_limits(
             self._keyspace.ask(RedisCommand((b"HGETALL", self._keyspace.keys(queue).key("groups"))))
         )
 

@@ -1,4 +1,4 @@
-"""Reads of jobs, queues, groups, workflows and metrics, each a script or a few commands.
+"""Reads of jobs, queues, concurrency keys, workflows and metrics, each a script or a few commands.
 
 Each script reads one queue at one moment.
 """
@@ -21,8 +21,8 @@ from djqueue.core.overview import (
     DiagnosticLine,
     Diagnostics,
     Finding,
-    GroupOverview,
-    GroupsOverview,
+    KeyOverview,
+    KeysOverview,
     Overview,
     QueueOverview,
     Totals,
@@ -54,7 +54,7 @@ from .keys import READ_KEYS
 from .keyspace import Keyspace, chunks, scan
 from .limits import SharedLimits
 from .metrics import Metrics
-from .records import NUMBER, STATES, group_limit, mapping, pack_text, text, unpack
+from .records import NUMBER, STATES, key_limit, mapping, pack_text, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 from .workers import RedisWorkers
@@ -273,7 +273,7 @@ class RedisReads(Reads):
     def _facts(self, queue: str, job_id: str) -> Steps[Facts | None]:
         """Return the facts about a job at one moment; states of jobs in other queues are read later."""
         policy = self._keyspace.policy(queue)
-        arguments = [pack_text(job_id), policy.group_limit, MAX_BEFORE, SHOWN]
+        arguments = [pack_text(job_id), policy.key_limit, MAX_BEFORE, SHOWN]
         [reply] = yield [ScriptCall(script("explain"), self._keyspace.keys(queue), arguments, sequence=False)]
         facts = None if len(reply) == 1 else _facts_of(queue, job_id, policy, reply)
         if facts is None or facts.state not in PENDING:
@@ -394,43 +394,43 @@ class RedisReads(Reads):
             for name, version, last in zip(names, versions, numbers, strict=True)
         ]
 
-    def groups(self, queue: str, limit: int, names: Sequence[str] = ()) -> GroupsOverview:
-        return self._keyspace.run(self._groups(queue, limit, names))
+    def concurrency_keys(self, queue: str, limit: int, names: Sequence[str] = ()) -> KeysOverview:
+        return self._keyspace.run(self._concurrency_keys(queue, limit, names))
 
-    def _groups(self, queue: str, limit: int, names: Sequence[str]) -> Steps[GroupsOverview]:
-        """Return the busiest groups of a queue, and some by name."""
+    def _concurrency_keys(self, queue: str, limit: int, names: Sequence[str]) -> Steps[KeysOverview]:
+        """Return the busiest keys of a queue, and some by name."""
         policy = self._keyspace.policy(queue)
         arguments = [limit, MAX_GROUPS, *map(pack_text, names)]
         [reply] = yield [ScriptCall(script("groups"), self._keyspace.keys(queue), arguments, sequence=False)]
         mode, every, whole, busiest, named = reply
-        common = group_limit(every) if every else NO_LIMIT
+        common = key_limit(every) if every else NO_LIMIT
         shown = _mode(mode, policy)
-        maximum = 0 if shown == GLOBAL else common.concurrency or policy.group_concurrency
+        maximum = 0 if shown == GLOBAL else common.concurrency or policy.key_concurrency
 
-        def row(fields: Sequence[Any]) -> GroupOverview:
+        def row(fields: Sequence[Any]) -> KeyOverview:
             name, waiting, active, own = fields
-            group, own_limit = text(name), group_limit(own) if own else NO_LIMIT
-            return GroupOverview(
+            group, own_limit = text(name), key_limit(own) if own else NO_LIMIT
+            return KeyOverview(
                 group,
                 waiting,
                 active,
                 maximum and (own_limit.concurrency or maximum),
-                own_limit.rate or common.rate or policy.group_rate,
-                own_limit.weight or policy.group_weights.get(group, 1),
+                own_limit.rate or common.rate or policy.key_rate,
+                own_limit.weight or policy.key_weights.get(group, 1),
                 own_limit.paused,
                 own_limit,
             )
 
-        rate = common.rate or policy.group_rate
-        return GroupsOverview(
+        rate = common.rate or policy.key_rate
+        return KeysOverview(
             shown, maximum, rate, common, [*map(row, busiest)], [*map(row, named)], whole == 1
         )
 
-    def group_modes(self, queues: Sequence[str]) -> dict[str, str]:
-        return self._keyspace.run(self._group_modes(queues))
+    def key_modes(self, queues: Sequence[str]) -> dict[str, str]:
+        return self._keyspace.run(self._key_modes(queues))
 
-    def _group_modes(self, queues: Sequence[str]) -> Steps[dict[str, str]]:
-        """Return the group modes of queues."""
+    def _key_modes(self, queues: Sequence[str]) -> Steps[dict[str, str]]:
+        """Return the key modes of queues."""
         answers = yield [
             ScriptCall(script("groups"), self._keyspace.keys(queue), [0, 0], sequence=False)
             for queue in queues
@@ -533,18 +533,18 @@ def _facts_of(queue: str, job_id: str, policy: QueuePolicy, reply: Sequence[Any]
         holders=_holders(holders),
         before=before if before >= 0 else None,
     )
-    if record.options.group is None or not policy.group_limit:
+    if record.options.concurrency_key is None or not policy.key_limit:
         return facts
     own, every, active, rests = group
-    overrides = group_limit(own) if own else NO_LIMIT
-    common = group_limit(every) if every else NO_LIMIT
+    overrides = key_limit(own) if own else NO_LIMIT
+    common = key_limit(every) if every else NO_LIMIT
     return facts._replace(
-        group=record.options.group,
-        group_paused=overrides.paused,
-        group_limit=overrides.concurrency or common.concurrency or policy.group_limit,
-        group_active=active,
-        group_next_at=int(float(rests)) if rests and st[:1] == b"g" else None,
-        group_holders=_holders(mates),
+        concurrency_key=record.options.concurrency_key,
+        key_paused=overrides.paused,
+        key_limit=overrides.concurrency or common.concurrency or policy.key_limit,
+        key_active=active,
+        key_next_at=int(float(rests)) if rests and st[:1] == b"g" else None,
+        key_holders=_holders(mates),
         is_group_waiting=st[:1] == b"g",
     )
 
@@ -602,8 +602,8 @@ def _overview(name: str, policy: QueuePolicy, reply: Sequence[Any]) -> QueueOver
 
 
 def _mode(recorded: bytes | None, policy: QueuePolicy) -> str:
-    """Return the group mode of a queue: the recorded one, or that of the policy if none is."""
-    return text(recorded) if recorded else policy.group_mode
+    """Return the key mode of a queue: the recorded one, or that of the policy if none is."""
+    return text(recorded) if recorded else policy.key_mode
 
 
 def _counts(counters: dict[str, int], delayed: int, active: int, failed: int) -> dict[State, int]:

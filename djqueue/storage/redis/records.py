@@ -26,7 +26,7 @@ from djqueue.core.job import (
 )
 from djqueue.core.options import JobOptions
 from djqueue.core.pages import are_readable
-from djqueue.core.policies import DeadLetterPolicy, GroupLimit, GroupWords, QueuePolicy, Rate, Retention
+from djqueue.core.policies import DeadLetterPolicy, KeyLimit, KeyLimitChanges, QueuePolicy, Rate, Retention
 from djqueue.core.states import State
 
 CODES = {
@@ -462,23 +462,23 @@ def unpack_limits(
     return rate, int(concurrency) if concurrency else None
 
 
-def group_limits(found: Any) -> dict[str | None, GroupLimit]:
+def key_limits(found: Any) -> dict[str | None, KeyLimit]:
     """Decode the overrides of groups, by group; None is the key of the defaults for all."""
-    return {text(group) or None: group_limit(overrides) for group, overrides in pairs(found)}
+    return {text(group) or None: key_limit(overrides) for group, overrides in pairs(found)}
 
 
-def group_limit(data: bytes) -> GroupLimit:
+def key_limit(data: bytes) -> KeyLimit:
     """Decode the overrides of a group: see `ready.lua`."""
     limit, capacity, per, weight = [*map(_number, data[1:].split(b"/")), None, None, None][:4]
     rate = Rate(capacity, per) if capacity and per else None
-    return GroupLimit(limit, data[:1] == b"1", rate, weight)
+    return KeyLimit(limit, data[:1] == b"1", rate, weight)
 
 
 def _number(data: bytes) -> int | None:
     return int(data) if data else None
 
 
-def group_words(overrides: GroupWords) -> list[bytes]:
+def group_words(overrides: KeyLimitChanges) -> list[bytes]:
     """Encode limit, rate and weight of a group, for `group.lua`."""
     words = []
     for name in ("concurrency", "rate", "weight"):
@@ -494,7 +494,7 @@ UNCHANGED = "-"
 
 def pack_groups(policy: QueuePolicy) -> int | bytes:
     """Encode the configuration of groups: see `configure_groups` in `ready.lua`."""
-    rate, weights = policy.group_rate, policy.group_weights
+    rate, weights = policy.key_rate, policy.key_weights
     if rate is None and not weights:
-        return policy.group_limit
-    return pack([policy.group_limit, False if rate is None else [rate.capacity, rate.per], dict(weights)])
+        return policy.key_limit
+    return pack([policy.key_limit, False if rate is None else [rate.capacity, rate.per], dict(weights)])

@@ -19,7 +19,7 @@ from typing import Any
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import RestoreInProgressError
 from djqueue.core.job import DeadLetterRecord
-from djqueue.core.policies import GroupLimit
+from djqueue.core.policies import KeyLimit
 from djqueue.core.states import State
 from djqueue.storage.snapshots import LimiterSettings, QueueSettings, ScheduleRows, schedules_replaced
 from djqueue.storage.snapshotspool import SnapshotSpool, SpooledJob
@@ -249,7 +249,7 @@ class Restore:
         settings = QueueSettings.of(queue, record)
         policy = self._keyspace.policy(queue)
         fields: list[Any] = [b"group_revision", 1]
-        fields += (b"mode", settings.group_mode) if settings.group_mode else ()
+        fields += (b"mode", settings.key_mode) if settings.key_mode else ()
         bounds = records.pack_bounds(policy.retention, policy.dead_letters)
         for name, value in zip(records.BOUNDS, bounds, strict=True):
             fields += (name, value) if value else ()
@@ -259,7 +259,7 @@ class Restore:
             capacity, per, concurrency = records.pack_limits(*settings.limits)
             fields += (b"limited", 1, b"capacity", capacity, b"per", per, b"concurrency", concurrency)
         fields += (b"", b"")
-        for group, limit in settings.groups.items():
+        for group, limit in settings.key_limits.items():
             fields += (pack_text(group), _group_row(limit))
         return fields
 
@@ -281,7 +281,7 @@ class Restore:
         self._ask(b"DEL", self._keyspace.common.key("restoring"))
 
 
-def _group_row(limit: GroupLimit) -> bytes:
+def _group_row(limit: KeyLimit) -> bytes:
     """Encode the overrides of a group: see `ready.lua`."""
     rate = limit.rate
     words = (limit.concurrency, None if rate is None else rate.capacity, None if rate is None else rate.per)

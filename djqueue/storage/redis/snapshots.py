@@ -334,7 +334,7 @@ def settings(keyspace: Keyspace, queue: str) -> Steps[QueueSettings]:
         limits = records.unpack_limits(capacity, per, concurrency)
         policy = keyspace.policy(queue)
         limits = None if limits == (policy.rate, policy.concurrency) else limits
-    overrides = {group or "": limit for group, limit in records.group_limits(groups).items()}
+    overrides = {group or "": limit for group, limit in records.key_limits(groups).items()}
     return QueueSettings(bool(paused), text(mode or b""), limits, overrides)
 
 

@@ -249,8 +249,8 @@ class UnwrittenChanges:
             rate, concurrency = settings.limits or (None, None)
             pair = (None, None) if rate is None else (rate.capacity, rate.per)
             queues.append((name, settings.paused, *pair, concurrency, settings.limits is not None))
-            for group, limit in {"": NO_LIMIT, **settings.groups}.items():
-                mode = "" if group else settings.group_mode
+            for group, limit in {"": NO_LIMIT, **settings.key_limits}.items():
+                mode = "" if group else settings.key_mode
                 if (row := group_row(name, group, limit, mode)) is not None:
                     groups.append(row)
         changed = {one.name: one for one in changed_limiters(context) if one.name in self.limiters}

@@ -331,7 +331,7 @@ class TableJournal(Journal):
                 if changes or metrics:
                     self._write(changes, tables + metrics)
                 else:
-                    self._lease.keep()
+                    self._lease.renew_if_due()
             except BaseException as error:
                 self._metrics.give_back(metrics)
                 self._fail(changes, error)
@@ -379,7 +379,7 @@ class TableJournal(Journal):
     def _write(self, changes: UnwrittenChanges, tables: list[TableChange]) -> None:
         self._dialect.tune()
         with self._dialect.transaction(durable=changes.durable):
-            self._lease.hold()
+            self._lease.renew()
             if changes.everything:
                 for model in MODELS:
                     if model is not models.MetricBucket:

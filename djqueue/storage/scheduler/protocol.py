@@ -41,8 +41,8 @@ OPERATIONS = {
 } - SUBSCRIPTIONS - ASYNC_READS | {"renew", "report", "sweep", "snapshots.is_empty", "outbox_written"}
 """Operations that are the same in the scheduler and elsewhere. `emit`, `enqueue` and `finish` are not."""
 QUEUE_SETTINGS = frozenset(
-    {"queues.pause", "queues.resume", "queues.pause_group", "queues.resume_group", "queues.set_limits"}
-    | {"queues.set_group_limit", "queues.obliterate"}
+    {"queues.pause", "queues.resume", "queues.pause_key", "queues.resume_key", "queues.set_limits"}
+    | {"queues.set_key_limit", "queues.obliterate"}
 )
 LIMITER_SETTINGS = frozenset({"limiters.set"})
 REMOVALS = frozenset({"queues.clean", "queues.obliterate"})

@@ -11,13 +11,13 @@ from djqueue.core.enginejob import EngineJob, ItemStream, incident_of, interrupt
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.job import DeadLetterRecord, Incident
 from djqueue.core.options import JobKey
-from djqueue.core.policies import GroupLimit
+from djqueue.core.policies import KeyLimit
 from djqueue.core.states import LIVE, PENDING, TERMINAL, State
 from djqueue.core.threads import gc_paused
 from djqueue.storage.enginesnapshots import apply_settings, hold_records
 from djqueue.storage.snapshots import QueueSettings
 from djqueue.storage.tables import rows
-from djqueue.storage.tables.rows import group_limits, recorded_modes
+from djqueue.storage.tables.rows import key_limits, recorded_modes
 
 from .journal import TableJournal
 
@@ -92,14 +92,14 @@ def refuse_others(alias: str) -> None:
 
 
 def _settings(alias: str, engine: Engine) -> None:
-    limits, modes = group_limits(alias), recorded_modes(alias)
-    groups: dict[str, dict[str, GroupLimit]] = {}
+    limits, modes = key_limits(alias), recorded_modes(alias)
+    groups: dict[str, dict[str, KeyLimit]] = {}
     for (queue, group), limit in limits.items():
         groups.setdefault(queue, {})[group or ""] = limit
     context = engine.context
     for row in models.QueueState.objects.using(alias):
         policy = context.policy(row.name)
-        policy.check_mode(row.name, modes.get(row.name, policy.group_mode))
+        policy.check_mode(row.name, modes.get(row.name, policy.key_mode))
         are_set = rows.limits(row) if row.limits_set else None
         settings = QueueSettings(row.paused, "", are_set, groups.get(row.name, {}))
         apply_settings(context, row.name, settings)

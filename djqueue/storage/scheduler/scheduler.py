@@ -36,7 +36,7 @@ from djqueue.storage.enginesnapshots import EngineSnapshots
 from djqueue.storage.facets import WORKER_TTL, Unsubscribe
 from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.dialects import dialect_for
-from djqueue.storage.tables.leaderlease import SCHEDULER, LeaderLease, LeaseHolder
+from djqueue.storage.tables.leaderlease import SCHEDULER, LeaderLease
 from djqueue.storage.tables.schedules import TableSchedules
 
 from .folder import PrivateFolder
@@ -164,9 +164,11 @@ class JobScheduler:
         Raises SchedulerRunningError if another process is the scheduler.
         """
         with named(self._alias):
-            if not self.lease.take():
+            if not self.lease.acquire():
+                holder = self.lease.holder()
+                running = "another process" if holder is None else holder.describe()
                 raise SchedulerRunningError(
-                    f"{self._holder()} is the scheduler of database {self._alias!r}: stop it first, or start "
+                    f"{running} is the scheduler of database {self._alias!r}: stop it first, or start "
                     "this one with --join to add workers to it"
                 )
             try:
@@ -191,12 +193,6 @@ class JobScheduler:
             self.ready.set()
         else:
             threading.Thread(target=self._await_workers, name="djqueue-recovery", daemon=True).start()
-
-    def _holder(self) -> str:
-        row = models.SchedulerLease.objects.using(self._alias).filter(name=SCHEDULER).first()
-        if row is None:
-            return "another process"
-        return LeaseHolder(row.holder, row.host, row.pid, row.address).describe()
 
     def close(self) -> None:
         """Write the rest, and release the lease."""

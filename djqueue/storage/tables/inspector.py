@@ -10,10 +10,10 @@ from djqueue import models
 from djqueue.core.errors import OptionError
 from djqueue.core.job import JobRecord
 from djqueue.core.pages import JobSummaryPage, first_of, mark_in, mark_of
-from djqueue.core.policies import GroupLimit
+from djqueue.core.policies import KeyLimit
 from djqueue.core.states import State
 from djqueue.storage.tables import rows
-from djqueue.storage.tables.rows import group_limits
+from djqueue.storage.tables.rows import key_limits
 
 
 class DatabaseInspector:
@@ -85,9 +85,9 @@ class DatabaseInspector:
         found = {name for (name,) in told.union(grouped)}
         return sorted(found.union(used_queues(self._alias, models.Job)))
 
-    def group_limits(self, queue: str) -> dict[str | None, GroupLimit]:
+    def key_limits(self, queue: str) -> dict[str | None, KeyLimit]:
         """Return the limits set on groups of a queue."""
-        return {group: said for (_, group), said in group_limits(self._alias, queue=queue).items()}
+        return {group: said for (_, group), said in key_limits(self._alias, queue=queue).items()}
 
     def _jobs(self) -> Any:
         return models.Job.objects.using(self._alias)

@@ -1,6 +1,7 @@
-"""The lease of a process that does what only one may do at a time, such as writing the mirror: a row.
+"""Leader leases: rows that say which process does some work alone, until it releases or no longer renews it.
 
-The mirror's row also has the version of the mirrored jobs, until whose change a page of them is cached.
+The works are the scheduler, sweeps, the mirror, backups, and the search of each user. The mirror's row also
+has the version of the mirrored jobs, until whose change a page of them is cached.
 """
 
 import os
@@ -78,11 +79,11 @@ class LeaderLeaseLostError(StorageError):
 
 
 class LeaderLease:
-    """The lease of this process on some work, such as the mirror.
+    """The lease of this process on some work: `acquire` it, `renew` it in time, and `release` it.
 
-    Each new holder raises its `number`, and each transaction of the mirror begins with `hold`, which fails if
-    the number has changed. A job is read from Redis after the lease was taken and written before it is lost,
-    so an older state never overwrites a newer one, however long a process was suspended.
+    Each new holder raises its `number`, and each transaction of the mirror begins with `renew`, which fails
+    if the number has changed. A job is read from Redis after the lease was taken and written before it is
+    lost, so an older state never overwrites a newer one, however long a process was suspended.
 
     Args:
         alias: The database with the row.
@@ -90,7 +91,7 @@ class LeaderLease:
         name: The work.
     """
 
-    def __init__(self, alias: str, clock: Clock, name: str = MIRROR) -> None:
+    def __init__(self, alias: str, clock: Clock, name: str) -> None:
         self._name = name
         self.number = 0
         """0 if this process does not hold the lease."""
@@ -100,7 +101,7 @@ class LeaderLease:
         self._held = 0
         self._written = 0
 
-    def take(self, *, by_force: bool = False) -> bool:
+    def acquire(self, *, by_force: bool = False) -> bool:
         """Return whether this process may write from now on.
 
         It takes over if the last holder has released the lease, let it expire, or died on this machine.
@@ -110,7 +111,7 @@ class LeaderLease:
         """
         if self.number and not by_force:
             try:
-                self.keep()
+                self.renew_if_due()
                 return True
             except LeaderLeaseLostError:
                 pass
@@ -119,21 +120,21 @@ class LeaderLease:
         row = self._rows().first()
         if row is None:
             self.number = self._create()
-        elif by_force or self.is_free(row):
+        elif by_force or self._is_free(row):
             self.number = self._take_from(row)
         else:
             self.number = 0  # nothing was written: any number of processes may look
         self._held = tick
         return bool(self.number)
 
-    def keep(self) -> None:
+    def renew_if_due(self) -> None:
         """Renew the lease if it is time to, outside of transactions. Raises LeaderLeaseLostError if another
         process has it.
         """
         if self._clock.monotonic() - self._held > RENEW_EVERY:
-            self.hold()
+            self.renew()
 
-    def hold(self, *, changes_jobs: bool = False) -> None:
+    def renew(self, *, changes_jobs: bool = False) -> None:
         """Renew the lease. Raises LeaderLeaseLostError if another process has it.
 
         Args:
@@ -163,8 +164,14 @@ class LeaderLease:
             self._mine().delete()
             self.number = 0
 
-    def is_free(self, row: models.SchedulerLease) -> bool:
-        """Return whether a process may take the lease of this row."""
+    def holder(self) -> LeaseHolder | None:
+        """Return the process that holds the lease; None if it is free."""
+        row = self._rows().first()
+        if row is None or self._is_free(row):
+            return None
+        return LeaseHolder(*(getattr(row, name) for name in LeaseHolder._fields))
+
+    def _is_free(self, row: models.SchedulerLease) -> bool:
         left = to_milliseconds(row.expires_at) - self._clock.now()
         # More is left than a holder ever writes if the wall clock was set back.
         is_over = not 0 < left <= 2 * TTL

@@ -16,7 +16,7 @@ from djqueue.core.metrics import COUNTS, PARTS, Values
 from djqueue.core.options import MSGPACK, JobOptions
 from djqueue.core.overview import Totals
 from djqueue.core.pages import JobSummary
-from djqueue.core.policies import NO_LIMIT, GroupLimit, Keep, KeepResults, Rate
+from djqueue.core.policies import NO_LIMIT, Keep, KeepResults, KeyLimit, Rate
 from djqueue.core.states import State
 from djqueue.core.workers import WorkerInfo
 
@@ -34,7 +34,7 @@ NEW_JOB = (
     "content_type",
     "options",
     "unique_key",
-    "group",
+    "concurrency_key",
     "subject",
     "created_at",
     "run_at",
@@ -138,7 +138,7 @@ def new_rows(jobs: Iterable[EngineJob]) -> dict[tuple[str, str], Row]:
             options.content_type,
             packed,
             options.unique_key,
-            options.group,
+            options.concurrency_key,
             options.subject,
             job.created_at,
             job.run_at,
@@ -360,11 +360,20 @@ def _of(model: type[Model], alias: str) -> QuerySet[Any]:
 
 
 QUEUE_STATE = ("name", "paused", "rate_capacity", "rate_per", "concurrency")
-GROUP_STATE = ("queue", "group", "concurrency", "paused", "rate_capacity", "rate_per", "weight", "mode")
+GROUP_STATE = (
+    "queue",
+    "concurrency_key",
+    "concurrency",
+    "paused",
+    "rate_capacity",
+    "rate_per",
+    "weight",
+    "mode",
+)
 """A row without a group's name applies to every group of the queue, and has the mode."""
 
 
-def group_row(queue: str, group: str | None, limit: GroupLimit, mode: str = "") -> Row | None:
+def group_row(queue: str, group: str | None, limit: KeyLimit, mode: str = "") -> Row | None:
     """Return a row of `GROUP_STATE`, or None if nothing has to be stored."""
     if limit == NO_LIMIT and not mode:
         return None
@@ -372,9 +381,9 @@ def group_row(queue: str, group: str | None, limit: GroupLimit, mode: str = "") 
     return queue, group or "", limit.concurrency, limit.paused, capacity, per, limit.weight, mode
 
 
-def group_limits(alias: str, **which: Any) -> dict[tuple[str, str | None], GroupLimit]:
+def key_limits(alias: str, **which: Any) -> dict[tuple[str, str | None], KeyLimit]:
     """Return the limits set on groups, by queue and group; None stands for every group."""
-    limits: dict[tuple[str, str | None], GroupLimit] = {}
+    limits: dict[tuple[str, str | None], KeyLimit] = {}
     rows = models.GroupState.objects.using(alias).filter(**which).values_list(*GROUP_STATE[:-1])
     for row in rows:
         limit = group_limit_of(row)
@@ -383,16 +392,16 @@ def group_limits(alias: str, **which: Any) -> dict[tuple[str, str | None], Group
     return limits
 
 
-def group_limit_of(row: Row) -> GroupLimit:
+def group_limit_of(row: Row) -> KeyLimit:
     """Return the limit of a row that begins with the columns of `GROUP_STATE`."""
     concurrency, paused, capacity, per, weight = row[2:7]
     rate = Rate(capacity, per) if capacity and per else None
-    return GroupLimit(concurrency, bool(paused), rate, weight)
+    return KeyLimit(concurrency, bool(paused), rate, weight)
 
 
 def recorded_modes(alias: str, queues: Collection[str] | None = None) -> dict[str, str]:
     """Return the recorded modes of queues, or of all, by queue."""
-    rows = models.GroupState.objects.using(alias).filter(group="").exclude(mode="")
+    rows = models.GroupState.objects.using(alias).filter(concurrency_key="").exclude(mode="")
     if queues is None:
         return dict(rows.values_list("queue", "mode"))
     found: dict[str, str] = {}

@@ -7,6 +7,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.migrations import Migration
 from django.db.migrations.autodetector import MigrationAutodetector
 from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.questioner import MigrationQuestioner
 from django.db.migrations.state import ModelState, ProjectState
 
 APP = "djqueue"
@@ -14,8 +15,18 @@ DEFINITIONS = {
     "postgresql": "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s",
     "sqlite": "SELECT name, coalesce(sql, '') FROM sqlite_schema WHERE type = 'index' AND tbl_name = %s",
 }
+RENAMED = {"group": "concurrency_key"}
+"""Columns of earlier versions that have another name now."""
 Indexes = dict[str, tuple[list[str], bool]]
 """Columns of indexes, and whether they have a condition, by name."""
+
+
+class Renames(MigrationQuestioner):
+    """Answers that the columns of `RENAMED` keep their values."""
+
+    def ask_rename(self, model_name: str, old_name: str, new_name: str, field_instance: Any) -> bool:
+        """Return whether a column got another name."""
+        return RENAMED.get(old_name) == new_name
 
 
 def changes(alias: str) -> tuple[ProjectState, Migration | None]:
@@ -27,7 +38,7 @@ def changes(alias: str) -> tuple[ProjectState, Migration | None]:
     loader = MigrationLoader(connection)
     wanted = loader.project_state([node for node in loader.graph.leaf_nodes() if node[0] == APP])
     found = _found(connection, wanted)
-    detected = MigrationAutodetector(found, wanted).changes(loader.graph, trim_to_apps={APP})
+    detected = MigrationAutodetector(found, wanted, Renames()).changes(loader.graph, trim_to_apps={APP})
     return found, next(iter(detected.get(APP, ())), None)
 
 
@@ -71,7 +82,9 @@ def _model(wanted: ModelState, columns: list[str], found: Indexes) -> ModelState
     """Return a model as its table is; a column or an index that it should not have is only a name."""
     there = wanted.clone()
     there.fields = {name: field for name, field in wanted.fields.items() if name in columns}
-    there.fields |= {name: models.TextField(null=True) for name in columns if name not in wanted.fields}
+    for name in (name for name in columns if name not in wanted.fields):
+        renamed = wanted.fields.get(RENAMED.get(name, ""))
+        there.fields[name] = models.TextField(null=True) if renamed is None else renamed
     same = [
         index
         for index in wanted.options["indexes"]

@@ -198,10 +198,10 @@ class CapacityContract(StorageCase):
         upstream = enqueue(storage, queue=UPSTREAM)
         enqueue(storage, queue=OLDEST_GO, id="delayed", delay=LATER)
         enqueue(storage, queue=OLDEST_GO, id="blocked", depends_on=((UPSTREAM, upstream),))
-        enqueue(storage, queue=OLDEST_GO, id="grouped", group="g", priority=9)
+        enqueue(storage, queue=OLDEST_GO, id="grouped", concurrency_key="g", priority=9)
 
         for number, gone in enumerate(["delayed", "blocked", "grouped"]):
-            enqueue(storage, queue=OLDEST_GO, id=f"new {number}", group="g")
+            enqueue(storage, queue=OLDEST_GO, id=f"new {number}", concurrency_key="g")
             assert state(storage, gone, OLDEST_GO) is State.CANCELLED
         assert claim_ids(storage, 9, queues=[OLDEST_GO]) == ["new 0"]
 

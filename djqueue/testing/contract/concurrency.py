@@ -283,7 +283,7 @@ class ConcurrencyContract(StorageCase):
         done: dict[str, list[str]] = {}
 
         def handle(claimed: Claimed) -> None:
-            group = str(claimed.options.group)
+            group = str(claimed.options.concurrency_key)
             with lock:
                 running[group] += 1
                 if running[group] > 1:
@@ -294,7 +294,7 @@ class ConcurrencyContract(StorageCase):
             finish(storage, completing(claimed))
 
         threads = WorkerThreads(storage, handle)
-        ids = {f"g{n}": enqueue_many(storage, 20, group=f"g{n}") for n in range(15)}
+        ids = {f"g{n}": enqueue_many(storage, 20, concurrency_key=f"g{n}") for n in range(15)}
 
         def watch() -> None:
             wanted = {State.COMPLETED: 300}

@@ -378,8 +378,8 @@ class DependenciesContract(StorageCase):
         assert state(storage, job_id) is State.BLOCKED
 
     def test_blocked_job_does_not_block_its_group(self, storage: Storage) -> None:
-        a_blocked_job(storage, group="g")
-        free = enqueue(storage, group="g")
+        a_blocked_job(storage, concurrency_key="g")
+        free = enqueue(storage, concurrency_key="g")
 
         assert claim_ids(storage, 10, queues=[QUEUE]) == [free]
 

@@ -154,10 +154,10 @@ class DuplicatesContract(StorageCase):
         assert events == [("old", "cancelled"), ("new", "enqueued")]
 
     def test_replaced_job_leaves_its_place_in_its_group(self, storage: Storage) -> None:
-        enqueue(storage, id="old", unique_key="k", group="g")
-        enqueue(storage, id="other", group="g")
+        enqueue(storage, id="old", unique_key="k", concurrency_key="g")
+        enqueue(storage, id="other", concurrency_key="g")
 
-        enqueue(storage, id="new", unique_key="k", group="g", on_duplicate="replace")
+        enqueue(storage, id="new", unique_key="k", concurrency_key="g", on_duplicate="replace")
 
         other = claim_one(storage)
         assert other.id == "other"

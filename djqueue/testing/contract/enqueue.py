@@ -69,7 +69,7 @@ class EnqueueContract(StorageCase):
             ttl=LATER,
             unique_key="clé",
             unique_ttl=LATER,
-            group="g",
+            concurrency_key="g",
             depends_on=(("upstream", "first"),),
             on_dependency_failure="ignore",
             lifo=True,

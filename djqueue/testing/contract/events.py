@@ -117,15 +117,15 @@ def a_dependency_met(_: "EventsContract", storage: Storage) -> Doing:
 
 def a_group_freed(_: "EventsContract", storage: Storage) -> Doing:
     """The end of an attempt whose group has another job."""
-    enqueue_many(storage, 2, group="g")
+    enqueue_many(storage, 2, concurrency_key="g")
     claimed = claim_one(storage)
     return lambda: finish(storage, completing(claimed))
 
 
 def a_groups_head_cancelled(_: "EventsContract", storage: Storage) -> Doing:
     """The end of a waiting job whose group has another job, with another name."""
-    first = enqueue(storage, group="g", name="unhandled")
-    enqueue(storage, group="g")
+    first = enqueue(storage, concurrency_key="g", name="unhandled")
+    enqueue(storage, concurrency_key="g")
     return lambda: storage.jobs.cancel(QUEUE, [first])
 
 

@@ -44,7 +44,7 @@ class ExportContract(StorageCase):
             a_delayed_job(storage),
             a_blocked_job(storage),
             a_waiting_job(storage, priority=3, tags=("a", "b"), subject="shop.order:7"),
-            a_waiting_job(storage, unique_key="key", group="g", queue="other"),
+            a_waiting_job(storage, unique_key="key", concurrency_key="g", queue="other"),
         ]
 
         found = {row["id"]: row for row in rows(storage, "jobs")}
@@ -192,7 +192,7 @@ def job_row(record: JobRecord) -> dict[str, Any]:
         "run_at": record.run_at,
         "started_at": record.started_at or None,
         "finished_at": record.finished_at or None,
-        "group": options.group,
+        "concurrency_key": options.concurrency_key,
         "unique_key": options.unique_key,
         "subject": options.subject,
         "tags": options.tags,

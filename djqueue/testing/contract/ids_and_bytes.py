@@ -130,13 +130,22 @@ class IdsAndBytesContract(StorageCase):
 
     def test_unusual_names_keys_groups_and_tags_are_stored_unchanged(self, storage: Storage) -> None:
         for text in ODD:
-            given: dict[str, Any] = {"name": text, "unique_key": text, "group": text, "tags": (text,)}
+            given: dict[str, Any] = {
+                "name": text,
+                "unique_key": text,
+                "concurrency_key": text,
+                "tags": (text,),
+            }
             job_id = enqueue(storage, **given)
 
             assert storage.enqueue([batch(**given)])[0].id == job_id
             assert storage.reads.waiting_names(QUEUE) == {text: 1}
             claimed = claim_one(storage, names=[text], worker=text)
-            assert (claimed.name, claimed.options.group, claimed.options.tags) == (text, text, (text,))
+            assert (claimed.name, claimed.options.concurrency_key, claimed.options.tags) == (
+                text,
+                text,
+                (text,),
+            )
             assert job(storage, job_id).worker == text
             finish(storage, failing(claimed, reason="unknown"))
             assert job(storage, job_id).options.unique_key == text

@@ -135,12 +135,12 @@ class InsightContract(StorageCase):
     def test_overview_counts_claimable_jobs_by_name_and_group_waiting_jobs(self, storage: Storage) -> None:
         enqueue_many(storage, 3, name="a")
         enqueue_many(storage, 2, name="b")
-        enqueue_many(storage, 4, name="c", group="g")
+        enqueue_many(storage, 4, name="c", concurrency_key="g")
 
         found = overview(storage)
 
         assert found.names == {"a": 3, "b": 2, "c": 1}
-        assert found.group_waiting == 3
+        assert found.key_waiting == 3
         assert found.counts[State.WAITING] == 9
 
     def test_oldest_waiting_job_is_the_first_to_arrive(self, storage: Storage) -> None:
@@ -243,20 +243,20 @@ class InsightContract(StorageCase):
         assert overview(storage).tokens == 2
 
     def test_overview_shows_the_group_mode(self, storage: Storage) -> None:
-        enqueue(storage, queue=KEYED_ONLY, group="g")
+        enqueue(storage, queue=KEYED_ONLY, concurrency_key="g")
 
-        assert overview(storage, KEYED_ONLY).group_mode == "keyed"
+        assert overview(storage, KEYED_ONLY).key_mode == "keyed"
 
     @pytest.mark.parametrize("is_used", [True, False])
     def test_group_modes_of_several_queues_are_read_together(self, storage: Storage, is_used: bool) -> None:
         if is_used:
-            enqueue(storage, queue=KEYED_ONLY, group="g")
+            enqueue(storage, queue=KEYED_ONLY, concurrency_key="g")
             enqueue(storage, queue=UNGROUPED)
 
-        found = storage.reads.group_modes([KEYED_ONLY, UNGROUPED, QUEUE])
+        found = storage.reads.key_modes([KEYED_ONLY, UNGROUPED, QUEUE])
 
         assert found == {KEYED_ONLY: "keyed", UNGROUPED: "global", QUEUE: "optional"}
-        assert storage.reads.group_modes([]) == {}
+        assert storage.reads.key_modes([]) == {}
 
     # Totals.
 
@@ -323,7 +323,7 @@ class InsightContract(StorageCase):
     def test_totals_match_the_events(self, storage: Storage) -> None:
         with recorded(storage) as recorder:
             a_completed_job(storage)
-            a_completed_job(storage, group="g", retention=LATER)
+            a_completed_job(storage, concurrency_key="g", retention=LATER)
             storage.jobs.retry(QUEUE, [a_failed_job(storage)])
             claimed = claim_one(storage)
             finish(storage, retrying(claimed))
@@ -373,10 +373,10 @@ class InsightContract(StorageCase):
         assert 0 < found.until - found.at <= claimed.lease
 
     def test_explanation_names_paused_queue_and_group(self, storage: Storage) -> None:
-        grouped, other = enqueue(storage, group="g"), enqueue(storage)
-        storage.queues.pause_group(QUEUE, "g")
+        grouped, other = enqueue(storage, concurrency_key="g"), enqueue(storage)
+        storage.queues.pause_key(QUEUE, "g")
         found = explain(storage, grouped)
-        assert (found.verdict, found.group) == ("group_paused", "g")
+        assert (found.verdict, found.concurrency_key) == ("key_paused", "g")
 
         storage.queues.pause(QUEUE)
         assert explain(storage, grouped).verdict == explain(storage, other).verdict == "paused"
@@ -424,19 +424,19 @@ class InsightContract(StorageCase):
 
     def test_explanation_of_busy_group_names_the_active_jobs(self, storage: Storage) -> None:
         storage.workers.register(worker(concurrency=9))
-        first, *others = [enqueue(storage, group="g") for _ in range(3)]
-        enqueue(storage, group="h")
+        first, *others = [enqueue(storage, concurrency_key="g") for _ in range(3)]
+        enqueue(storage, concurrency_key="h")
         claim(storage, 9)
 
         found = explain(storage, others[1])
 
-        assert (found.verdict, found.group, found.limit) == ("group_busy", "g", 1)
+        assert (found.verdict, found.concurrency_key, found.limit) == ("key_busy", "g", 1)
         assert found.holders == (BlockingJob(first, worker().id),)
         assert found.before == 1
 
     def test_explanation_of_second_job_of_idle_group_is_waiting_turn(self, storage: Storage) -> None:
         storage.workers.register(worker())
-        _, second = enqueue(storage, group="g"), enqueue(storage, group="g")
+        _, second = enqueue(storage, concurrency_key="g"), enqueue(storage, concurrency_key="g")
 
         found = explain(storage, second)
 
@@ -783,7 +783,10 @@ class InsightContract(StorageCase):
 
     def test_cursor_pages_contain_all_waiting_jobs(self, storage: Storage) -> None:
         ids = [*enqueue_many(storage, 3), *enqueue_many(storage, 2, priority=5)]
-        ids += [*enqueue_many(storage, 3, group="g"), *enqueue_many(storage, 2, name="other", priority=9)]
+        ids += [
+            *enqueue_many(storage, 3, concurrency_key="g"),
+            *enqueue_many(storage, 2, name="other", priority=9),
+        ]
         ids.append(enqueue(storage, lifo=True))
         claimed = claim(storage, 1)
         ids.remove(claimed[0].id)

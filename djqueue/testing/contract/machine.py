@@ -67,7 +67,7 @@ options = st.fixed_dictionaries(
         "unique_key": st.sampled_from(["k", "l"]),
         "unique_ttl": st.sampled_from([100, 1_000]),
         "on_duplicate": st.sampled_from(ON_DUPLICATE),
-        "group": groups,
+        "concurrency_key": groups,
         "weight": st.sampled_from([1, 1, 2, 5]),
         "max_stalls": st.integers(0, 2),
         # Storages may let results expire by real time, which passes while the clock stands still.
@@ -141,7 +141,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     @rule(queue=queues, group=groups, count=st.integers(1, 4))
     def enqueue_group(self, queue: str, group: str, count: int) -> None:
-        self.enqueue(queue, "send", {"group": group}, count)
+        self.enqueue(queue, "send", {"concurrency_key": group}, count)
 
     @precondition(lambda self: self.reference.jobs)
     @rule(
@@ -356,7 +356,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     @rule(
         queue=queues,
-        group=st.none() | groups,
+        key=st.none() | groups,
         overrides=st.fixed_dictionaries(
             {},
             optional={
@@ -366,16 +366,16 @@ class StorageMachine(RuleBasedStateMachine):
             },
         ),
     )
-    def set_group_limit(self, queue: str, group: str | None, overrides: dict[str, Any]) -> None:
-        if group is None:
+    def set_key_limit(self, queue: str, key: str | None, overrides: dict[str, Any]) -> None:
+        if key is None:
             overrides.pop("weight", None)
-        self.storage.queues.set_group_limit(queue, group, **overrides)
-        self.reference.set_group_limit(queue, group, **overrides)
+        self.storage.queues.set_key_limit(queue, key, **overrides)
+        self.reference.set_key_limit(queue, key, **overrides)
 
-    @rule(queue=queues, group=groups, pause=st.booleans())
-    def pause_or_resume_group(self, queue: str, group: str, pause: bool) -> None:
+    @rule(queue=queues, key=groups, pause=st.booleans())
+    def pause_or_resume_key(self, queue: str, key: str, pause: bool) -> None:
         for queues in (self.storage.queues, self.reference):
-            (queues.pause_group if pause else queues.resume_group)(queue, group)
+            (queues.pause_key if pause else queues.resume_key)(queue, key)
 
     @rule(queue=queues)
     def pause(self, queue: str) -> None:
@@ -568,7 +568,7 @@ class ModelContract(StorageCase):
         machine.enqueue_group(queue=MODEL_BOUNDED, group="h", count=2)
         machine.enqueue_group(queue=MODEL_BOUNDED, group="g", count=2)
         machine.claim_any(queue=MODEL_BOUNDED)
-        machine.set_group_limit(queue=MODEL_BOUNDED, group=None, overrides={"concurrency": 2})
+        machine.set_key_limit(queue=MODEL_BOUNDED, key=None, overrides={"concurrency": 2})
 
         machine.claim_any(queue=MODEL_BOUNDED)
 
@@ -593,7 +593,7 @@ class ModelContract(StorageCase):
 
         last = [job_id for _, job_id, _ in machine.claims[4:]]
         jobs = storage.reads.jobs(MODEL_GROUPED, last)
-        assert [job and job.options.group for job in jobs] == ["g", "h"]
+        assert [job and job.options.concurrency_key for job in jobs] == ["g", "h"]
         machine.compare()
         machine.teardown()
 

@@ -120,7 +120,7 @@ class MovingContract(StorageCase):
         assert [letter.reason for letter in storage.reads.dead_letters(TO)] == ["ttl_expired"]
 
     def test_job_moved_back_and_forth_stays_one_job(self, storage: Storage) -> None:
-        enqueue(storage, id="order:1", delay=LATER, ttl=SOON, unique_key="k", group="g")
+        enqueue(storage, id="order:1", delay=LATER, ttl=SOON, unique_key="k", concurrency_key="g")
         before = job(storage, "order:1")
         for source, target in ((QUEUE, TO), (TO, QUEUE), (QUEUE, TO), (TO, QUEUE)):
             assert storage.jobs.move(source, ["order:1"], target) == ["moved"]
@@ -204,7 +204,7 @@ class MovingContract(StorageCase):
 
     def test_job_is_not_moved_when_its_unique_key_is_taken_in_the_other_queue(self, storage: Storage) -> None:
         a_waiting_job(storage, id="owner", queue=TO, unique_key="k")
-        a_waiting_job(storage, id="order:1", unique_key="k", group="g")
+        a_waiting_job(storage, id="order:1", unique_key="k", concurrency_key="g")
         a_waiting_job(storage, id="order:2")
         before = job(storage, "order:1")
 
@@ -224,7 +224,7 @@ class MovingContract(StorageCase):
 
     def test_moved_job_joins_the_group_of_the_other_queue(self, storage: Storage) -> None:
         for queue, job_id in ((QUEUE, "a"), (QUEUE, "b"), (TO, "c")):
-            enqueue(storage, queue=queue, id=job_id, group="g")
+            enqueue(storage, queue=queue, id=job_id, concurrency_key="g")
 
         storage.jobs.move(QUEUE, ["a"], TO)
 
@@ -481,10 +481,10 @@ class MovingContract(StorageCase):
 
     def test_ungrouped_job_is_not_moved_to_queue_with_required_groups(self, storage: Storage) -> None:
         a_waiting_job(storage, id="without")
-        a_waiting_job(storage, id="with", group="g")
+        a_waiting_job(storage, id="with", concurrency_key="g")
 
         assert storage.jobs.move(QUEUE, ["without", "with", "nobody"], KEYED_ONLY) == [
-            "group_needed",
+            "concurrency_key_needed",
             "moved",
             "not_found",
         ]

@@ -102,7 +102,7 @@ class QueueControlsContract(StorageCase):
 
     @pytest.mark.parametrize("there", sorted(set(State) - {State.ACTIVE}))
     def test_removed_job_leaves_nothing_behind(self, storage: Storage, there: State) -> None:
-        job_id = JOB_IN[there](storage, id="order:1", group="g", unique_key="k")
+        job_id = JOB_IN[there](storage, id="order:1", concurrency_key="g", unique_key="k")
 
         assert storage.jobs.remove(QUEUE, [job_id, "nobody", job_id]) == [True, False, False]
 
@@ -113,7 +113,7 @@ class QueueControlsContract(StorageCase):
         assert storage.reads.dead_letters(QUEUE) == []
         self.pass_time(storage, 2 * SOON)
         assert claim(storage, 10, queues=[QUEUE]) == []
-        [answer] = storage.enqueue([batch(ids=[job_id], group="g", unique_key="k")])
+        [answer] = storage.enqueue([batch(ids=[job_id], concurrency_key="g", unique_key="k")])
         assert answer.status == "queued"
         assert claim_ids(storage, 10, queues=[QUEUE]) == [job_id]
 

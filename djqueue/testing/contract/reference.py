@@ -17,7 +17,7 @@ from djqueue.core.engine.finished import FOREVER, RETURNED
 from djqueue.core.enginejob import size_of_error, stalled_error
 from djqueue.core.job import AttemptRecord, Batch, DeadLetterRecord, JobFailure, Swept
 from djqueue.core.options import JobKey, JobOptions
-from djqueue.core.policies import NO_RETENTION, PREDECESSOR, GroupLimit, QueuePolicy, Rate
+from djqueue.core.policies import NO_RETENTION, PREDECESSOR, KeyLimit, QueuePolicy, Rate
 from djqueue.core.states import LIVE, PENDING, REUSABLE, TERMINAL, State
 
 from ..clock import FakeClock
@@ -128,7 +128,7 @@ class Reference:
         self.queues: set[str] = set(observed)
         self.paused: set[str] = set()
         self.limits: dict[str, ModelBucket] = {}
-        self.group_limits: dict[tuple[str, str | None], GroupLimit] = {}
+        self.key_limits: dict[tuple[str, str | None], KeyLimit] = {}
         self.paused_groups: set[tuple[str, str]] = set()
         self.buckets: dict[tuple[str, str, Rate], ModelBucket] = {}
         self.group_waits: dict[tuple[str, str], int] = {}
@@ -210,14 +210,18 @@ class Reference:
             job.order = next(self.numbers) * (-1 if front else 1)
             job.group_waiting = not self.may_be_ready(job, was_active=was_active)
             job.state = State.WAITING
-            if job.group_waiting and job.options.group is not None:
-                self.note_group_wait(job.queue, job.options.group)
+            if job.group_waiting and job.options.concurrency_key is not None:
+                self.note_group_wait(job.queue, job.options.concurrency_key)
 
     def may_be_ready(self, job: ModelJob, *, was_active: bool = False) -> bool:
-        group = job.options.group
+        group = job.options.concurrency_key
         if group is None:
             return True
-        mine = [other for other in self.of(job.queue) if other.options.group == group and other is not job]
+        mine = [
+            other
+            for other in self.of(job.queue)
+            if other.options.concurrency_key == group and other is not job
+        ]
         ready = sum(other.state is State.WAITING and not other.group_waiting for other in mine)
         if was_active:
             return ready < self.ready_limit(job.queue, group, job)
@@ -234,19 +238,21 @@ class Reference:
         return slots if bucket is None else min(slots, int(bucket.tokens))
 
     def free_slots(self, queue: str, group: str, besides: ModelJob | None = None) -> int:
-        mine = [job for job in self.active(queue) if job.options.group == group and job is not besides]
+        mine = [
+            job for job in self.active(queue) if job.options.concurrency_key == group and job is not besides
+        ]
         limit = self.overrides(queue, group).concurrency or self.overrides(queue, None).concurrency
-        return (limit or self.policy(queue).group_concurrency) - len(mine)
+        return (limit or self.policy(queue).key_concurrency) - len(mine)
 
-    def overrides(self, queue: str, group: str | None) -> GroupLimit:
-        return self.group_limits.get((queue, group), GroupLimit())
+    def overrides(self, queue: str, group: str | None) -> KeyLimit:
+        return self.key_limits.get((queue, group), KeyLimit())
 
     def weight(self, queue: str, group: str) -> int:
-        return self.overrides(queue, group).weight or self.policy(queue).group_weights.get(group, 1)
+        return self.overrides(queue, group).weight or self.policy(queue).key_weights.get(group, 1)
 
     def bucket(self, queue: str, group: str) -> ModelBucket | None:
         overrides = self.overrides(queue, group).rate or self.overrides(queue, None).rate
-        rate = overrides or self.policy(queue).group_rate
+        rate = overrides or self.policy(queue).key_rate
         if rate is None:
             return None
         tick = self.clock.monotonic()
@@ -258,7 +264,7 @@ class Reference:
     def advance_group(self, queue: str, group: str | None) -> None:
         if group is None:
             return
-        mine = [job for job in self.of(queue) if job.options.group == group]
+        mine = [job for job in self.of(queue) if job.options.concurrency_key == group]
         group_waiting = sorted((job for job in mine if job.group_waiting), key=lambda job: job.order)
         ready = sum(job.state is State.WAITING and not job.group_waiting for job in mine)
         share = min(self.weight(queue, group), self.ready_limit(queue, group))
@@ -271,7 +277,7 @@ class Reference:
         """Note when a group gets its next token, if it waits for nothing else. One that has got it keeps its
         turn until it continues.
         """
-        mine = [job for job in self.of(queue) if job.options.group == group]
+        mine = [job for job in self.of(queue) if job.options.concurrency_key == group]
         ready = sum(job.state is State.WAITING and not job.group_waiting for job in mine)
         bucket, paused = self.bucket(queue, group), (queue, group) in self.paused_groups
         before = self.group_waits.pop((queue, group), None)
@@ -297,7 +303,7 @@ class Reference:
 
     def regroup(self, queue: str, groups: Iterable[str]) -> None:
         for group in groups:
-            mine = [job for job in self.of(queue) if job.options.group == group]
+            mine = [job for job in self.of(queue) if job.options.concurrency_key == group]
             ready = [job for job in mine if job.state is State.WAITING and not job.group_waiting]
             ready.sort(key=lambda job: job.order)
             for job in reversed(ready[max(0, self.ready_limit(queue, group)) :]):
@@ -305,27 +311,29 @@ class Reference:
                 job.order = -next(self.numbers)
             self.advance_group(queue, group)
 
-    def set_group_limit(self, queue: str, group: str | None, **overrides: Any) -> None:
+    def set_key_limit(self, queue: str, key: str | None, **overrides: Any) -> None:
         self.queues.add(queue)
-        self.group_limits[queue, group] = self.overrides(queue, group)._replace(**overrides)
-        groups = {job.options.group for job in self.of(queue) if job.options.group is not None}
-        self.regroup(queue, sorted(groups) if group is None else [group])
+        self.key_limits[queue, key] = self.overrides(queue, key)._replace(**overrides)
+        groups = {
+            job.options.concurrency_key for job in self.of(queue) if job.options.concurrency_key is not None
+        }
+        self.regroup(queue, sorted(groups) if key is None else [key])
 
-    def pause_group(self, queue: str, group: str) -> None:
+    def pause_key(self, queue: str, key: str) -> None:
         self.queues.add(queue)
-        self.paused_groups.add((queue, group))
-        self.regroup(queue, [group])
+        self.paused_groups.add((queue, key))
+        self.regroup(queue, [key])
 
-    def resume_group(self, queue: str, group: str) -> None:
-        self.paused_groups.discard((queue, group))
-        self.regroup(queue, [group])
+    def resume_key(self, queue: str, key: str) -> None:
+        self.paused_groups.discard((queue, key))
+        self.regroup(queue, [key])
 
     def leave_state(self, job: ModelJob) -> None:
         """Take a job out of its state; the next job of its group may take its slot."""
         in_group = job.state in (State.ACTIVE, State.WAITING)
         job.state, job.group_waiting, job.unmet = None, False, set()
         if in_group:
-            self.advance_group(job.queue, job.options.group)
+            self.advance_group(job.queue, job.options.concurrency_key)
 
     def running(self, queue: str, job_id: str, token: int) -> ModelJob | None:
         """Return the job of an attempt, if its token is valid."""
@@ -634,9 +642,11 @@ class Reference:
                 limits.tokens -= 1
                 slots -= 1
                 claimed.append(job)
-                if job.options.group is not None and (bucket := self.bucket(queue, job.options.group)):
+                if job.options.concurrency_key is not None and (
+                    bucket := self.bucket(queue, job.options.concurrency_key)
+                ):
                     bucket.tokens -= 1
-                self.advance_group(queue, job.options.group)
+                self.advance_group(queue, job.options.concurrency_key)
                 self.emit_event(job, "started")
                 if alone:
                     break
@@ -861,7 +871,7 @@ class Reference:
             self.discard(job)
         self.paused.discard(queue)
         self.limits.pop(queue, None)
-        self.group_limits = {key: limit for key, limit in self.group_limits.items() if key[0] != queue}
+        self.key_limits = {key: limit for key, limit in self.key_limits.items() if key[0] != queue}
         self.paused_groups = {key for key in self.paused_groups if key[0] != queue}
         self.buckets = {key: bucket for key, bucket in self.buckets.items() if key[0] != queue}
         self.group_waits = {key: wait for key, wait in self.group_waits.items() if key[0] != queue}

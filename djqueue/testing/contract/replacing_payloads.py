@@ -148,8 +148,8 @@ class ReplacingPayloadsContract(StorageCase):
         assert len(storage.reads.dead_letters(QUEUE)) == 1
 
     def test_dead_letter_retried_with_new_payload_waits_for_its_group(self, storage: Storage) -> None:
-        a_failed_job(storage, id="a", group="g")
-        enqueue(storage, id="b", group="g")
+        a_failed_job(storage, id="a", concurrency_key="g")
+        enqueue(storage, id="b", concurrency_key="g")
         busy = claim_one(storage)
 
         assert storage.jobs.replace_payload(QUEUE, "a", b"new", PAYLOAD, retry=True) == "retried"

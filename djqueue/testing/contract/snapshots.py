@@ -65,7 +65,7 @@ def order(parts: list[Part], kind: str = JOB) -> dict[Any, list[str]]:
     for part in parts:
         for record in part.records if part.kind == kind else ():
             options = record.get("options", {})
-            line = (part.queue, options.get("priority", 0), options.get("group"))
+            line = (part.queue, options.get("priority", 0), options.get("concurrency_key"))
             if record.get("state", "waiting") == "waiting":
                 found.setdefault(line, []).append((record["position"], record["id"]))
     return {line: [job_id for _, job_id in sorted(ids)] for line, ids in found.items()}
@@ -86,15 +86,15 @@ def fill(storage: Storage) -> None:
     enqueue(storage, id="keyed", unique_key="k", unique_ttl=LATER, delay=LATER)
     enqueue(storage, id="expiring", ttl=LATER, payload=b"\x00\xff")
     enqueue_many(storage, 3, ids=["low-1", "low-2", "low-3"], priority=-3)
-    enqueue_many(storage, 3, ids=["g-1", "g-2", "g-3"], group="g")
+    enqueue_many(storage, 3, ids=["g-1", "g-2", "g-3"], concurrency_key="g")
     enqueue(storage, id="last", lifo=True)
     enqueue(storage, id="very last", lifo=True)
     enqueue(storage, id="heavy", weight=3, priority=7, max_attempts=9)
     storage.queues.pause("paused")
     storage.queues.set_limits(QUEUE, Rate(1_000_000, 1_000), 50)
-    storage.queues.set_group_limit(QUEUE, "g", concurrency=2, weight=3, rate=Rate(5_000, 60_000))
-    storage.queues.set_group_limit(QUEUE, None, concurrency=4)
-    storage.queues.pause_group(QUEUE, "resting")
+    storage.queues.set_key_limit(QUEUE, "g", concurrency=2, weight=3, rate=Rate(5_000, 60_000))
+    storage.queues.set_key_limit(QUEUE, None, concurrency=4)
+    storage.queues.pause_key(QUEUE, "resting")
     storage.limiters.set("stripe", Rate(5, 1_000), 3)
 
 
@@ -187,9 +187,9 @@ class SnapshotsContract(StorageCase):
         assert not storage.snapshots.is_empty()
         storage.queues.resume(QUEUE)
         assert storage.snapshots.is_empty()
-        storage.queues.set_group_limit(QUEUE, "g", concurrency=2)
+        storage.queues.set_key_limit(QUEUE, "g", concurrency=2)
         assert not storage.snapshots.is_empty()
-        storage.queues.set_group_limit(QUEUE, "g", concurrency=None)
+        storage.queues.set_key_limit(QUEUE, "g", concurrency=None)
         assert storage.snapshots.is_empty()
         storage.limiters.set("stripe", None, 3)
         assert not storage.snapshots.is_empty()
@@ -342,7 +342,7 @@ class SnapshotsContract(StorageCase):
             assert (result.status, result.id) == ("duplicate", there)
 
     def test_restored_jobs_of_a_group_run_one_at_a_time_in_order(self, storage: Storage) -> None:
-        enqueue_many(storage, 3, ids=["g-1", "g-2", "g-3"], group="g")
+        enqueue_many(storage, 3, ids=["g-1", "g-2", "g-3"], concurrency_key="g")
 
         self.restored(storage, read_all(storage))
 

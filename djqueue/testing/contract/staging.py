@@ -54,7 +54,7 @@ class StagingContract(StorageCase):
             {"payloads": [b"x"], "priority": 5, "tags": ("a", "b")},
             {"payloads": [b"x"], "delay": LATER},
             {"payloads": [b"x"], "subject": "shop.order:7"},
-            {"payloads": [b"x"], "unique_key": "key", "group": "g", "lifo": True},
+            {"payloads": [b"x"], "unique_key": "key", "concurrency_key": "g", "lifo": True},
         ]
         for number, options in enumerate(given):
             write = f"{WRITE} {number}"
@@ -303,7 +303,7 @@ class StagingContract(StorageCase):
     def test_published_jobs_respect_groups_and_dependencies(self, storage: Storage) -> None:
         enqueue(storage, id="first")
         chunks = [
-            batch(3, queue=PAIRS, ids=["a", "b", "c"], group="g"),
+            batch(3, queue=PAIRS, ids=["a", "b", "c"], concurrency_key="g"),
             batch(1, queue=PAIRS, ids=["d"], depends_on=((QUEUE, "first"),)),
         ]
         publish(storage, staged(storage, {"p": chunks}, queue=PAIRS))

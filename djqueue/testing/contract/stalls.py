@@ -157,7 +157,9 @@ class StallsContract(StorageCase):
         assert ["stalled"] in claims
         assert sum(map(len, claims)) == 3
 
-    @pytest.mark.parametrize("given", [{"group": "g"}, {"weight": 2}, {"lifo": True}, {"priority": -3}])
+    @pytest.mark.parametrize(
+        "given", [{"concurrency_key": "g"}, {"weight": 2}, {"lifo": True}, {"priority": -3}]
+    )
     def test_stalled_job_with_options_is_claimed_alone(self, storage: Storage, given: dict[str, Any]) -> None:
         storage.queues.set_limits(QUEUE, None, 10)
         enqueue(storage, id="stalled", **given)
@@ -204,10 +206,10 @@ class StallsContract(StorageCase):
         assert [*first[0], *first[2], *(one for one_claim in rest for one in one_claim)] == ids
 
     def test_stalled_job_blocks_only_its_own_group(self, storage: Storage) -> None:
-        enqueue(storage, id="stalled", group="a")
+        enqueue(storage, id="stalled", concurrency_key="a")
         self.lose_lease(storage, claim_one(storage).lease)
-        enqueue(storage, id="behind", group="a")
-        enqueue(storage, id="other", group="b")
+        enqueue(storage, id="behind", concurrency_key="a")
+        enqueue(storage, id="other", concurrency_key="b")
 
         assert claim_ids(storage, 10, stalled=False) == ["other"]
         claimed = claim_one(storage)

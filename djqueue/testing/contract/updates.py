@@ -149,7 +149,7 @@ class UpdatesContract(StorageCase):
 
     def test_updated_priority_keeps_the_order_within_a_group(self, storage: Storage) -> None:
         for job_id in ("first", "second", "third"):
-            enqueue(storage, id=job_id, group="g")
+            enqueue(storage, id=job_id, concurrency_key="g")
 
         storage.jobs.update(QUEUE, ["third", "first"], priority=5)
 

@@ -33,7 +33,7 @@ def row(waiting=0, active=0, age=None, *, name=QUEUE, job="job", **given):
         "tokens": None,
         "concurrency": None,
         "used": active,
-        "group_mode": "optional",
+        "key_mode": "optional",
         "group_waiting": 0,
         "names": {job: waiting} if waiting else {},
         "totals": NO_TOTALS,

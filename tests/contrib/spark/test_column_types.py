@@ -32,7 +32,7 @@ def check(option, kind, **options):
         ("runAtColumn", ["TimestampType"]),
         ("onDuplicateColumn", ["StringType"]),
         ("lifoColumn", ["BooleanType"]),
-        ("groupColumn", ["StringType"]),
+        ("concurrencyKeyColumn", ["StringType"]),
         ("uniqueKeyColumn", ["StringType", "NullType"]),
     ],
 )

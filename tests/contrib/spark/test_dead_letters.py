@@ -138,13 +138,13 @@ def test_dead_letters_of_a_write_expire_like_others(storage, write):
     [("staged", {"queue": QUEUE}), ("direct", {"queue": QUEUE}), ("staged", {"queueColumn": "q"})],
 )
 def test_queue_with_required_groups_rejects_rows_without_a_group(url, delivery, target):
-    with closing(open_storage(url, policies={QUEUE: QueuePolicy(group_mode=KEYED)})) as owner:
-        owner.enqueue([batch(1, queue=QUEUE, group="g", name="other")])
+    with closing(open_storage(url, policies={QUEUE: QueuePolicy(key_mode=KEYED)})) as owner:
+        owner.enqueue([batch(1, queue=QUEUE, concurrency_key="g", name="other")])
         columns = {"q": [QUEUE, QUEUE], "owner": ["ann", None]}
         given = {
             "url": url,
             "job": "send",
-            "groupColumn": "owner",
+            "concurrencyKeyColumn": "owner",
             "onError": "dead",
             "deliveryMode": delivery,
         }
@@ -152,19 +152,25 @@ def test_queue_with_required_groups_rejects_rows_without_a_group(url, delivery, 
 
         report = made.commit([run(made, columns)])
 
-        assert (report.inserted, report.rejected, report.dead_letters) == (1, {"group": 1}, 1)
+        assert (report.inserted, report.rejected, report.dead_letters) == (1, {"concurrency_key": 1}, 1)
         assert len(owner.reads.dead_letters(QUEUE)) == 1
 
 
 def test_new_redis_queue_gets_the_configured_group_mode(redis_url):
     columns = {"owner": ["ann"]}
-    given = {"url": redis_url, "queue": QUEUE, "job": "send", "groupColumn": "owner", "groupMode": "keyed"}
+    given = {
+        "url": redis_url,
+        "queue": QUEUE,
+        "job": "send",
+        "concurrencyKeyColumn": "owner",
+        "keyMode": "keyed",
+    }
     made = Write(WriteOptions.read(given), list(columns))
 
     made.commit([run(made, columns)])
 
     with closing(open_storage(redis_url)) as storage:
-        assert storage.reads.groups(QUEUE, 0, ()).mode == "keyed"
+        assert storage.reads.concurrency_keys(QUEUE, 0, ()).mode == "keyed"
 
 
 def test_values_that_cannot_be_encoded_are_kept_as_text():

@@ -109,7 +109,7 @@ def test_unsupported_value_in_an_excluded_column_is_ignored():
     [
         ("runAtColumn", timestamps(0, AFTER_9999)),
         ("idColumn", invalid_text(b"a", b"\xff")),
-        ("groupColumn", invalid_text(b"a", b"\xff")),
+        ("concurrencyKeyColumn", invalid_text(b"a", b"\xff")),
         ("tagsColumn", pyarrow.ListArray.from_arrays([0, 1, 2], invalid_text(b"a", b"\xff"))),
         ("delayColumn", pyarrow.array([1.0, float("nan")])),
         ("delayColumn", pyarrow.array([1.0, 1e300])),

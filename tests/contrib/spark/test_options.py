@@ -108,7 +108,7 @@ WRONG = [
     ({"headers": "{"}, "headers: not JSON"),
     ({"headers": "[1]"}, "headers: expected a dict of names and values, got a list"),
     ({"runAt": "noon"}, "runAt: 'noon' is not a time, such as 2026-06-01T12:00:00Z"),
-    ({"groupMode": "all"}, "groupMode: 'all' is not one of optional, keyed, global"),
+    ({"keyMode": "all"}, "keyMode: 'all' is not one of optional, keyed, global"),
     ({"maxRetries": "-1"}, "maxRetries: must be a number of at least 0; got -1"),
     ({"batchSize": "0"}, "batchSize: must be a number of at least 1; got 0"),
     (
@@ -116,7 +116,10 @@ WRONG = [
         "batchSize: must be at most 1,000, the jobs of one call to the storage; got 1001",
     ),
     ({"rateLimit": "inf"}, "rateLimit: must be a number of at least 0.001; got inf"),
-    ({"group": "g", "groupColumn": "c"}, "group: set as an option and as a column"),
+    (
+        {"concurrency_key": "g", "concurrencyKeyColumn": "c"},
+        "concurrencyKey: set as an option and as a column",
+    ),
     ({"maxAttempts": "0"}, "maxAttempts: must be from 1"),
     (
         {"queueColumn": "q"},
@@ -199,10 +202,10 @@ def test_option_without_effect_on_the_operation_is_rejected(operation, more, mes
 
 
 def test_group_mode_without_a_queue_is_rejected():
-    given = {"url": "redis://x", "queueColumn": "q", "job": "j", "groupMode": "keyed"}
+    given = {"url": "redis://x", "queueColumn": "q", "job": "j", "keyMode": "keyed"}
 
     with pytest.raises(
-        OptionError, match="groupMode: sets the mode of one queue, so it requires the option queue"
+        OptionError, match="keyMode: sets the mode of one queue, so it requires the option queue"
     ):
         WriteOptions.read(given)
 
@@ -310,7 +313,7 @@ def test_python_values_are_converted_to_option_texts():
         "backoff": {"kind": "linear", "base": 2},
         "delay": timedelta(minutes=1),
         "lifo": True,
-        "group": None,
+        "concurrency_key": None,
         "keyPrefix": None,
     }
 

@@ -63,13 +63,13 @@ def test_url_option_overrides_the_storage_of_the_project():
 
 
 def test_write_uses_the_configured_limits_of_its_queue(project):
-    project(QUEUES={"emails": {"MAX_SIZE": 5_000, "GROUP_MODE": "keyed"}}, MAX_PAYLOAD=1_000)
+    project(QUEUES={"emails": {"MAX_SIZE": 5_000, "KEY_MODE": "keyed"}}, MAX_PAYLOAD=1_000)
 
     found = read()
     other = read(queue="other", max_queue_depth="9")
 
-    assert (found.max_queue_depth, found.group_mode, found.max_payload) == (5_000, "keyed", 1_000)
-    assert (other.max_queue_depth, other.group_mode) == (9, None)
+    assert (found.max_queue_depth, found.key_mode, found.max_payload) == (5_000, "keyed", 1_000)
+    assert (other.max_queue_depth, other.key_mode) == (9, None)
 
 
 def test_write_uses_the_options_of_a_registered_job(send):

@@ -29,7 +29,7 @@ def test_every_read_option_is_parsed_regardless_of_case():
         state="Failed,completed",
         since="2026-01-31",
         until="2026-01-31T12:00:00+01:00",
-        columns="id,payload,group",
+        columns="id,payload,concurrency_key",
         includepayload="TRUE",
         numPartitions=4,
         batchSize=500,
@@ -39,7 +39,7 @@ def test_every_read_option_is_parsed_regardless_of_case():
     assert wanted.queues == ("a", "b")
     assert wanted.states == {State.FAILED, State.COMPLETED}
     assert (wanted.until - wanted.since) == 11 * 3_600_000
-    assert [column.name for column in options.schema()] == ["id", "payload", "group"]
+    assert [column.name for column in options.schema()] == ["id", "payload", "concurrency_key"]
     assert (options.partitions, options.batch_size) == (4, 500)
 
 
@@ -68,7 +68,10 @@ def test_stream_has_additional_options():
         ({"since": "yesterday"}, "since: 'yesterday' is neither a date"),
         ({"since": "2026-02-01", "until": "2026-02-01"}, "until: must be later than since"),
         ({"table": "cron", "since": "2026-02-01"}, "rows of cron cannot be filtered by time"),
-        ({"columns": "id,grop"}, "columns: jobs has no column 'grop'; did you mean 'group'"),
+        (
+            {"columns": "id,concurency_key"},
+            "columns: jobs has no column 'concurency_key'; did you mean 'concurrency_key'",
+        ),
         ({"columns": "payload"}, "columns: payload requires includePayload"),
         ({"columns": "id", "includePayload": "true"}, "includePayload: has no effect, because columns"),
         ({"table": "dead", "includePayload": "true"}, "includePayload: supported only by the table jobs"),

@@ -29,7 +29,7 @@ def read(url, storage):
 
 
 def test_job_is_read_as_a_row(storage, read):
-    job_id = a_waiting_job(storage, priority=3, tags=("a", "b"), group="g")
+    job_id = a_waiting_job(storage, priority=3, tags=("a", "b"), concurrency_key="g")
     record = job(storage, job_id)
 
     [row] = read()

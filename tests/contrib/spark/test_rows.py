@@ -280,8 +280,8 @@ def test_rows_with_different_options_are_converted_one_by_one():
         return type(job_reader(JobColumns(WriteOptions.read({**GIVEN, **options}), ["n"]), 10, keyed))
 
     assert kind() is UniformJobReader
-    assert kind(priority="5", delay="1", group="g") is UniformJobReader
-    assert kind("keyed", group="g") is UniformJobReader
+    assert kind(priority="5", delay="1", concurrency_key="g") is UniformJobReader
+    assert kind("keyed", concurrency_key="g") is UniformJobReader
     assert kind("keyed") is JobReader
     assert kind(idColumn="n") is JobReader
     assert kind(priorityColumn="n") is JobReader
@@ -300,7 +300,13 @@ def test_group_modes_of_many_queues_are_looked_up_together():
             "g": [None] * 500 + ["g"] * 499 + [None] * 4,
         }
     )
-    given = {"queueColumn": "q", "groupColumn": "g", "onError": "skip", "url": "redis://h", "job": "send"}
+    given = {
+        "queueColumn": "q",
+        "concurrencyKeyColumn": "g",
+        "onError": "skip",
+        "url": "redis://h",
+        "job": "send",
+    }
     rows = job_reader(JobColumns(WriteOptions.read(given), table.column_names), 10, KeyedQueues(modes))
     jobs = sum(chunk.size > 0 for chunk in rows.chunks(table.to_batches()))
 

@@ -25,6 +25,6 @@ def test_payload_is_a_column_only_if_requested():
 
 
 def test_selected_columns_keep_the_order_of_the_option():
-    assert JOBS.ddl(["group", "id"]) == "`group` string, `id` string"
+    assert JOBS.ddl(["concurrency_key", "id"]) == "`concurrency_key` string, `id` string"
     with pytest.raises(KeyError, match="payload"):
         JOBS.chosen(["payload"])

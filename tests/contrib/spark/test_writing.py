@@ -453,18 +453,20 @@ def test_equal_rows_of_a_direct_write_become_separate_jobs(storage, write):
 
 
 def test_queue_with_required_groups_is_checked_before_tasks_start(url, write):
-    policies = {QUEUE: QueuePolicy(group_mode=KEYED)}
+    policies = {QUEUE: QueuePolicy(key_mode=KEYED)}
     with closing(open_storage(url, policies=policies)) as owner:
-        owner.enqueue([batch(1, queue=QUEUE, group="g")])
+        owner.enqueue([batch(1, queue=QUEUE, concurrency_key="g")])
 
-    with pytest.raises(OptionError, match=r"group: jobs of queue 'emails' require a group.*groupColumn"):
+    with pytest.raises(
+        OptionError, match=r"concurrencyKey: required for jobs of queue 'emails'.*concurrencyKeyColumn"
+    ):
         write()
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
 def test_queue_with_required_groups_accepts_jobs_with_groups(url, delivery):
-    with closing(open_storage(url, policies={QUEUE: QueuePolicy(group_mode=KEYED)})) as owner:
-        owner.enqueue([batch(1, queue=QUEUE, group="g")])
+    with closing(open_storage(url, policies={QUEUE: QueuePolicy(key_mode=KEYED)})) as owner:
+        owner.enqueue([batch(1, queue=QUEUE, concurrency_key="g")])
 
         assert write_groups(url, deliveryMode=delivery) == 2
 
@@ -472,7 +474,8 @@ def test_queue_with_required_groups_accepts_jobs_with_groups(url, delivery):
 def write_groups(url, **more):
     """Write a job of each of two groups, and return the number of new jobs."""
     made = Write(
-        WriteOptions.read({"url": url, "queue": QUEUE, "job": "j", "groupColumn": "n", **more}), ["n"]
+        WriteOptions.read({"url": url, "queue": QUEUE, "job": "j", "concurrencyKeyColumn": "n", **more}),
+        ["n"],
     )
     return made.commit([made.run_task("0.0", pyarrow.table({"n": ["a", "b"]}).to_batches())]).inserted
 

@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.core.job import ClaimRequest
-from djqueue.core.policies import GroupLimit
+from djqueue.core.policies import KeyLimit
 from djqueue.operations.annotations import annotate
 from tests.dashboard.browser.test_access import scrolls_sideways, violations
 from tests.dashboard.visiting import PAGES, address
@@ -42,8 +42,8 @@ def queue(settings: Any, memory: None) -> Queue:
     }
     queue = Queue("emails")
     for number, name in enumerate(("acme", "globex", "a company with a rather long name indeed, Ltd.")):
-        queue.enqueue_many(range(3 + number), group=name)
-    queue.set_group_limit("globex", concurrency=3, rate="10/m")
+        queue.enqueue_many(range(3 + number), concurrency_key=name)
+    queue.set_key_limit("globex", concurrency=3, rate="10/m")
     get_storage().claim(ClaimRequest("w1", 9, frozenset({"emails"}), ("emails",)))
     annotate("default", "v1.2")
     return queue
@@ -66,7 +66,7 @@ def wait_for_color(window: Page, figure: str, name: str) -> None:
     ],
 )
 def test_queue_page_is_accessible_and_charts_are_drawn(scheme, width, open_page, queue):
-    where = address(BY_NAME["queue"], group="globex")
+    where = address(BY_NAME["queue"], concurrency_key="globex")
     window = open_page(where, scheme=scheme, width=width, expected=SLOW)
     wait_for_color(window, "djq-throughput", "--djq-fourth")
     wait_for_color(window, "djq-times", "--djq-fourth")
@@ -76,16 +76,16 @@ def test_queue_page_is_accessible_and_charts_are_drawn(scheme, width, open_page,
 
 
 @pytest.mark.parametrize("scripts", [True, pytest.param(False, marks=pytest.mark.thorough)])
-def test_group_is_found_limited_and_paused(open_page, queue, scripts):
+def test_concurrency_key_is_found_limited_and_paused(open_page, queue, scripts):
     window = open_page(address(BY_NAME["queue"]), scripts=scripts)
-    window.get_by_label("Group", exact=True).fill("acme")
-    window.get_by_role("button", name="Find group").click()
-    card = window.locator("#djq-group-limits")
-    expect(card).to_contain_text("Limits of group acme")
+    window.get_by_label("Concurrency key", exact=True).fill("acme")
+    window.get_by_role("button", name="Find key").click()
+    card = window.locator("#djq-key-limits")
+    expect(card).to_contain_text("Limits of concurrency key acme")
     card.get_by_label("Concurrency").fill("4")
     card.get_by_role("button", name="Save limits").click()
-    expect(window.locator(".messagelist")).to_contain_text("Changed the limits of group acme.")
+    expect(window.locator(".messagelist")).to_contain_text("Changed the limits of concurrency key acme.")
 
     window.get_by_role("button", name="Pause acme", exact=True).click()
     expect(window.get_by_role("button", name="Resume acme", exact=True)).to_be_visible()
-    assert queue.group_limits()["acme"] == GroupLimit(4, paused=True)
+    assert queue.key_limits()["acme"] == KeyLimit(4, paused=True)

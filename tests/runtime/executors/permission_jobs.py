@@ -189,9 +189,9 @@ def enqueues_anywhere(queue):
 @to_mail
 def enqueues_with_every_option():
     Queue("mail", timeout=1.5, ttl=60, backoff={"kind": "linear", "base": 2}, retention=None).enqueue(
-        {"a": (1, 2)}, id="one", priority=-4, delay=30, group="g", weight=2, lifo=True, unique_key="u",
-        unique_ttl=7, on_duplicate="replace", subject="s", max_attempts=9, result_ttl=None, durable=False,
-        headers={"a": [None, 1]},
+        {"a": (1, 2)}, id="one", priority=-4, delay=30, concurrency_key="g", weight=2, lifo=True,
+        unique_key="u", unique_ttl=7, on_duplicate="replace", subject="s", max_attempts=9, result_ttl=None,
+        durable=False, headers={"a": [None, 1]},
     )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ async def test_all_job_options_are_passed_through_the_worker(site_of, storage):
     options = record.options
     assert (record.id, record.state) == ("one", State.DELAYED)
     assert (options.timeout, options.ttl, options.unique_ttl) == (1_500, 60_000, 7_000)
-    assert (options.priority, options.group, options.weight, options.lifo) == (-4, "g", 2, True)
+    assert (options.priority, options.concurrency_key, options.weight, options.lifo) == (-4, "g", 2, True)
     assert (options.unique_key, options.on_duplicate, options.subject) == ("u", "replace", "s")
     assert (options.backoff.kind, options.backoff.base, options.backoff_given) == ("linear", 2_000, True)
     assert (options.max_attempts, options.result_ttl, options.durable) == (9, None, False)

@@ -303,7 +303,7 @@ def test_subscriber_reads_few_of_many_events_of_postgresql(make, monkeypatch):
 
 
 @pytest.mark.dialect
-@pytest.mark.parametrize("option", ["group", "unique_key"])
+@pytest.mark.parametrize("option", ["concurrency_key", "unique_key"])
 def test_end_and_start_of_many_jobs_take_as_many_statements_as_those_of_two(
     make, statements, option, monkeypatch
 ):
@@ -331,11 +331,11 @@ def test_enqueue_of_many_jobs_of_a_group_takes_as_many_statements_as_that_of_two
 
     def enqueue_in_group(count):
         statements.clear()
-        storage.enqueue([batch(payloads=[b"\xc0"] * count, group=f"g{count}")])
+        storage.enqueue([batch(payloads=[b"\xc0"] * count, concurrency_key=f"g{count}")])
         return len(statements)
 
     enqueue_in_group(1)  # It registers the queue.
     assert enqueue_in_group(100) <= enqueue_in_group(2)
 
-    assert sorted(hot.ReadyJob.objects.values_list("group", flat=True)) == ["g1", "g100", "g2"]
+    assert sorted(hot.ReadyJob.objects.values_list("concurrency_key", flat=True)) == ["g1", "g100", "g2"]
     assert counts(storage) == {State.WAITING: 103}

@@ -21,7 +21,7 @@ def make(tables):
     made = []
 
     def make(mode="optional"):
-        made.append(DatabaseStorage(clock=clock, policies={QUEUE: QueuePolicy(group_mode=mode)}))
+        made.append(DatabaseStorage(clock=clock, policies={QUEUE: QueuePolicy(key_mode=mode)}))
         return made[-1]
 
     yield make
@@ -33,11 +33,11 @@ def make(tables):
     ("first", "second"), [("keyed", "optional"), ("global", "keyed"), ("optional", "global")]
 )
 def test_process_configured_for_another_mode_is_rejected(make, first, second):
-    enqueue(make(first), group="g")
+    enqueue(make(first), concurrency_key="g")
     message = f"'{QUEUE}'.*'{first}'.*'{second}'"
 
     with pytest.raises(ConfigurationError, match=message):
-        enqueue(make(second), group="g")
+        enqueue(make(second), concurrency_key="g")
     with pytest.raises(ConfigurationError, match=message):
         make(second).connect()
     make(first).connect()
@@ -45,13 +45,13 @@ def test_process_configured_for_another_mode_is_rejected(make, first, second):
 
 def test_obliterated_queue_may_have_another_mode(make):
     first = make("keyed")
-    enqueue(first, group="g")
+    enqueue(first, concurrency_key="g")
     first.queues.obliterate(QUEUE)
 
     enqueue(make("global"))
 
     with pytest.raises(ConfigurationError):
-        enqueue(make("keyed"), group="g")
+        enqueue(make("keyed"), concurrency_key="g")
 
 
 def test_queue_of_rolled_back_enqueue_is_recorded_by_the_next_one(make):

@@ -37,13 +37,13 @@ def test_rates_of_before_hold_nothing_back(make):
     options = {
         "policies": {
             QUEUE: QueuePolicy(rate=Rate(1, 60_000), limiter="api"),
-            "grouped": QueuePolicy(group_rate=Rate(1, 60_000)),
+            "grouped": QueuePolicy(key_rate=Rate(1, 60_000)),
         },
         "limiters": {"api": LimiterPolicy(rate=Rate(1, 60_000))},
     }
     before = make(clock=FakeClock(monotonic=LONG_RUNNING), **options)
     enqueue_many(before, 2)
-    enqueue_many(before, 2, queue="grouped", group="g")
+    enqueue_many(before, 2, queue="grouped", concurrency_key="g")
     assert len(claim(before, 2, queues=[QUEUE])) == 1
     assert len(claim(before, 2, queues=["grouped"])) == 1
     before.close()

@@ -58,8 +58,8 @@ def lease_of(job_id):
 
 
 def test_group_continues_after_its_next_job_was_locked(make):
-    storage = make(policies={QUEUE: QueuePolicy(group_concurrency=1)})
-    storage.enqueue([batch(ids=["a"], group="g"), batch(ids=["b"], group="g")])
+    storage = make(policies={QUEUE: QueuePolicy(key_concurrency=1)})
+    storage.enqueue([batch(ids=["a"], concurrency_key="g"), batch(ids=["b"], concurrency_key="g")])
     [first] = claim(storage)
 
     with transaction.atomic():
@@ -330,11 +330,17 @@ def test_outcome_of_a_job_waits_for_no_locked_dependent(make):
 
 def test_claim_does_not_wait_for_a_group_that_a_caller_has_locked(make):
     storage = make()
-    storage.enqueue([batch(ids=["a"], group="g"), batch(ids=["b"], group="h"), batch(ids=["c"], group="z")])
+    storage.enqueue(
+        [
+            batch(ids=["a"], concurrency_key="g"),
+            batch(ids=["b"], concurrency_key="h"),
+            batch(ids=["c"], concurrency_key="z"),
+        ]
+    )
     [first] = claim(storage)
 
     with transaction.atomic():
-        storage.enqueue([batch(ids=["d"], group="h")])
+        storage.enqueue([batch(ids=["d"], concurrency_key="h")])
         # It holds the lock of the finished job's group: to wait for another one could be a deadlock.
         finished = end(storage, completing(first), slots=1)
         assert finished.accepted == [True]
@@ -370,16 +376,16 @@ def test_first_use_of_a_queue_in_an_open_transaction_blocks_no_other(make):
     assert len(claim(storage, 2, queues=["new"])) == 1
     enqueue_many(other, 1, queue="new")
     assert "new" in storage.queues.names()
-    assert models.GroupState.objects.filter(queue="new", group="").count() == 1
+    assert models.GroupState.objects.filter(queue="new", concurrency_key="").count() == 1
 
 
 def test_claim_leaves_ready_jobs_of_a_locked_group_as_they_are(make):
     storage = make()
-    storage.enqueue([batch(ids=["a"], group="g")])
+    storage.enqueue([batch(ids=["a"], concurrency_key="g")])
     row = "SELECT xmin::text FROM djqueue_ready"
 
     with transaction.atomic():
-        storage.enqueue([batch(ids=["b"], group="g")])
+        storage.enqueue([batch(ids=["b"], concurrency_key="g")])
         before = storage.database.read(lambda tx: tx.value(row))
         claims = end(storage, slots=2).claims
         after = elsewhere(lambda: storage.database.read(lambda tx: tx.value(row)))
@@ -463,7 +469,7 @@ def test_overdue_lease_of_a_locked_job_does_not_let_short_ones_expire(make, monk
     assert len(calls) == 1  # It takes a quarter of the other lease.
 
 
-@pytest.mark.parametrize("share", ["group", "unique_key"])
+@pytest.mark.parametrize("share", ["concurrency_key", "unique_key"])
 def test_two_calls_enqueue_in_opposite_orders_without_a_deadlock(make, share):
     storage = make()
     storage.enqueue([batch()])
@@ -479,4 +485,4 @@ def test_two_calls_enqueue_in_opposite_orders_without_a_deadlock(make, share):
         for call in calls:
             call.result(PATIENCE)
 
-    assert models.Job.objects.count() == 1 + (600 if share == "group" else 100)
+    assert models.Job.objects.count() == 1 + (600 if share == "concurrency_key" else 100)

@@ -81,7 +81,7 @@ def sums():
 def without_modes(parts):
     """Return the records of a snapshot without the modes of groups, which not every storage records."""
     return {
-        key: {name: value for name, value in record.items() if name != "group_mode"}
+        key: {name: value for name, value in record.items() if name != "key_mode"}
         for key, record in contents(parts).items()
     }
 
@@ -188,8 +188,8 @@ def test_released_and_first_jobs_keep_their_order(storage):
 
 def test_held_jobs_of_a_group_keep_their_order(storage):
     queue = "pairs"
-    ids = enqueue_many(storage, 6, queue=queue, group="g")
-    enqueue(storage, id="front", queue=queue, group="g", lifo=True)
+    ids = enqueue_many(storage, 6, queue=queue, concurrency_key="g")
+    enqueue(storage, id="front", queue=queue, concurrency_key="g", lifo=True)
     before = order(read_all(storage))
 
     restore(storage)
@@ -203,10 +203,10 @@ def test_held_jobs_of_a_group_keep_their_order(storage):
 
 
 def test_restored_group_is_held_back_by_its_own_settings(storage):
-    enqueue_many(storage, 4, group="g")
-    enqueue_many(storage, 4, group="paused")
-    storage.queues.set_group_limit(QUEUE, "g", concurrency=3, weight=2, rate=Rate(5, 60_000))
-    storage.queues.pause_group(QUEUE, "paused")
+    enqueue_many(storage, 4, concurrency_key="g")
+    enqueue_many(storage, 4, concurrency_key="paused")
+    storage.queues.set_key_limit(QUEUE, "g", concurrency=3, weight=2, rate=Rate(5, 60_000))
+    storage.queues.pause_key(QUEUE, "paused")
     before = models.ReadyJob.objects.count()
 
     restore(storage)

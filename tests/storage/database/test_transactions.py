@@ -629,7 +629,7 @@ def test_full_queue_is_refused_at_once(make):
 
 
 def test_wrong_options_are_refused_at_once(make):
-    storage = make(policies={QUEUE: QueuePolicy(group_mode="keyed")})
+    storage = make(policies={QUEUE: QueuePolicy(key_mode="keyed")})
 
     with pytest.raises(OptionError):
         enqueue(storage, durable=False)

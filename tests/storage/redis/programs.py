@@ -194,7 +194,9 @@ def new_jobs(random: Random, name: str):
         (
             lambda: batch(3, queue=queue, max_stalls=1_000),
             lambda: batch(ids=[f"{name}-late"], queue=queue, delay=2, priority=random.randint(-1, 1)),
-            lambda: batch(ids=[f"{name}-a", f"{name}-b"], queue=queue, group=f"group-{random.randint(0, 2)}"),
+            lambda: batch(
+                ids=[f"{name}-a", f"{name}-b"], queue=queue, concurrency_key=f"group-{random.randint(0, 2)}"
+            ),
             lambda: batch(ids=[f"{name}-unique"], queue=queue, unique_key=f"key-{random.randint(0, 3)}"),
         )
     )()

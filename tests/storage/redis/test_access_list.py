@@ -87,7 +87,7 @@ def test_documented_access_list_suffices_for_producer_worker_and_dashboard(
         orders, others = Queue("orders"), Queue("others")
         first = orders.enqueue(1, tags=["a"], unique_key="k", subject="shop.order:1")
         orders.enqueue(2, depends_on=first)
-        others.enqueue_many(range(20), group="g")
+        others.enqueue_many(range(20), concurrency_key="g")
         orders.enqueue(3, delay=3_600)
         others.pause()
         others.resume()

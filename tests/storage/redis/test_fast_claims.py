@@ -26,7 +26,14 @@ ERROR = JobFailure("E", "failed", "")
 PLAIN = [{}] * 6
 PLACED = [{"priority": 3}, {"priority": -3}, {"lifo": True}]
 OTHER = [
-    *({"group": "g"}, {"group": "h"}, {"unique_key": "k"}, {"ttl": 40}, {"weight": 2}, {"retention": 9}),
+    *(
+        {"concurrency_key": "g"},
+        {"concurrency_key": "h"},
+        {"unique_key": "k"},
+        {"ttl": 40},
+        {"weight": 2},
+        {"retention": 9},
+    ),
     *({"subject": "s"}, {"result_ttl": 60_000}, {"depends_on": True}),
 ]
 MIXES = {"plain": PLAIN, "placed": PLAIN + PLACED * 2, "all": PLAIN + PLACED + OTHER}

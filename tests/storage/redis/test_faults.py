@@ -627,8 +627,8 @@ def test_memory_returns_to_its_former_size_after_many_jobs(redis_options, redis_
 
     def round_of_jobs():
         ids = enqueue_many(storage, 2_000, queue=NEAR)
-        storage.queues.set_group_limit(NEAR, "g", concurrency=3, rate=Rate(5, 20), weight=2)
-        enqueue_many(storage, 300, queue=NEAR, priority=2, group="g")
+        storage.queues.set_key_limit(NEAR, "g", concurrency=3, rate=Rate(5, 20), weight=2)
+        enqueue_many(storage, 300, queue=NEAR, priority=2, concurrency_key="g")
         enqueue_many(storage, 300, queue=NEAR, delay=DELAY, ttl=5)
         enqueue_many(storage, 300, queue=FAR, depends_on=((NEAR, ids[-1]),))
         storage.jobs.cancel(NEAR, ids[:300])

@@ -19,7 +19,7 @@ def make(redis_url):
     opened = []
 
     def make(mode="optional"):
-        opened.append(RedisStorage(url=redis_url, **BUSY, policies={QUEUE: QueuePolicy(group_mode=mode)}))
+        opened.append(RedisStorage(url=redis_url, **BUSY, policies={QUEUE: QueuePolicy(key_mode=mode)}))
         return opened[-1]
 
     yield make
@@ -38,13 +38,13 @@ def make(redis_url):
     ],
 )
 def test_process_configured_for_another_group_mode_is_rejected(make, first, second):
-    enqueue(make(first), group="g")
+    enqueue(make(first), concurrency_key="g")
     message = f"'{QUEUE}'.*'{first}'.*'{second}'"
 
     with pytest.raises(ConfigurationError, match=message):
         make(second).connect()
     with pytest.raises(ConfigurationError, match=message):
-        enqueue(make(second), group="g")
+        enqueue(make(second), concurrency_key="g")
     with pytest.raises(ConfigurationError, match=message):
         claim(make(second))
     assert len(claim(make(first), 10)) == 1
@@ -55,7 +55,7 @@ def test_worker_may_start_before_the_first_job_of_a_queue(make):
     worker.connect()
     assert claim(worker) == []
 
-    enqueue(worker, group="g")
+    enqueue(worker, concurrency_key="g")
 
     with pytest.raises(ConfigurationError):
         make("global").connect()
@@ -64,12 +64,12 @@ def test_worker_may_start_before_the_first_job_of_a_queue(make):
 
 def test_obliterated_queue_may_have_another_group_mode(make):
     first, second = make("keyed"), make("global")
-    enqueue(first, group="g")
+    enqueue(first, concurrency_key="g")
     first.queues.obliterate(QUEUE)
 
     enqueue(second)
     with pytest.raises(ConfigurationError):
-        enqueue(make("keyed"), group="g")
+        enqueue(make("keyed"), concurrency_key="g")
 
 
 def test_claim_costs_the_same_however_many_jobs_of_another_group_wait(make, redis_url):
@@ -77,31 +77,31 @@ def test_claim_costs_the_same_however_many_jobs_of_another_group_wait(make, redi
     with closing(redis.Redis.from_url(redis_url)) as server:
 
         def commands_of_a_claim():
-            enqueue(storage, group=f"small:{len(done)}")
+            enqueue(storage, concurrency_key=f"small:{len(done)}")
             server.config_resetstat()
             done.append(claim_one(storage))
             found = server.info("commandstats")
             return {name: entry["calls"] for name, entry in found.items() if "config" not in name}
 
         done = []
-        enqueue_many(storage, 2, group="big")
+        enqueue_many(storage, 2, concurrency_key="big")
         claim(storage)
         commands_of_a_claim()
         before = commands_of_a_claim()
-        enqueue_many(storage, 3_000, group="big")
+        enqueue_many(storage, 3_000, concurrency_key="big")
         after = commands_of_a_claim()
 
     assert before == after
 
 
 def test_queue_without_a_group_mode_gets_the_mode_of_its_next_use(make, redis_url):
-    enqueue(make(), group="g")
+    enqueue(make(), concurrency_key="g")
     with closing(redis.Redis.from_url(redis_url)) as server:
         server.hdel(f"{{q:{QUEUE}}}:meta", "mode")
 
     assert len(claim(make("keyed"))) == 1
     with pytest.raises(ConfigurationError, match=r"'keyed'.*'optional'"):
-        enqueue(make(), group="g")
+        enqueue(make(), concurrency_key="g")
 
 
 def test_claim_from_an_empty_queue_stores_nothing(make, redis_url):
@@ -113,9 +113,9 @@ def test_claim_from_an_empty_queue_stores_nothing(make, redis_url):
 
 
 def test_process_configured_for_another_group_mode_cannot_move_a_job(make):
-    enqueue(make("keyed"), group="g")
+    enqueue(make("keyed"), concurrency_key="g")
     other = make("global")
-    enqueue(other, queue="another", group="g", id="moving")
+    enqueue(other, queue="another", concurrency_key="g", id="moving")
 
     with pytest.raises(ConfigurationError, match=f"'{QUEUE}'.*'keyed'.*'global'"):
         other.jobs.move("another", ["moving"], QUEUE)
@@ -123,12 +123,12 @@ def test_process_configured_for_another_group_mode_cannot_move_a_job(make):
 
 def test_group_rate_buckets_are_removed_when_the_rate_has_refilled(redis_url):
     clock = FakeClock()
-    policies = {QUEUE: QueuePolicy(group_concurrency=5, group_rate=Rate(3, 1_000))}
+    policies = {QUEUE: QueuePolicy(key_concurrency=5, key_rate=Rate(3, 1_000))}
     with (
         closing(RedisStorage(url=redis_url, **BUSY, policies=policies, clock=clock)) as storage,
         closing(redis.Redis.from_url(redis_url)) as server,
     ):
-        ids = [job_id for group in "ab" for job_id in enqueue_many(storage, 5, group=group)]
+        ids = [job_id for group in "ab" for job_id in enqueue_many(storage, 5, concurrency_key=group)]
         assert len(claim(storage, 20)) == 6
         prefix = f"{{q:{QUEUE}}}:"
         assert server.zcard(prefix + "rates") == server.zcard(prefix + "due") == 2
@@ -143,12 +143,12 @@ def test_group_rate_buckets_are_removed_when_the_rate_has_refilled(redis_url):
 
 def test_clock_set_back_does_not_delay_a_group(redis_url):
     clock = FakeClock()
-    policies = {QUEUE: QueuePolicy(group_concurrency=5, group_rate=Rate(1, 1_000))}
+    policies = {QUEUE: QueuePolicy(key_concurrency=5, key_rate=Rate(1, 1_000))}
     with closing(RedisStorage(url=redis_url, **BUSY, policies=policies, clock=clock)) as storage:
-        ids = enqueue_many(storage, 2, group="g")
+        ids = enqueue_many(storage, 2, concurrency_key="g")
         claim(storage, 10)
         clock.jump(-3_600_000)
-        storage.queues.set_group_limit(QUEUE, "g", weight=2)
+        storage.queues.set_key_limit(QUEUE, "g", weight=2)
         clock.advance(1_000)
 
         assert [one.id for one in claim(storage, 10)] == ids[1:]

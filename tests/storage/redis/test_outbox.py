@@ -100,7 +100,7 @@ def test_queues_of_these_tests_are_on_different_masters(redis_cluster):
 
 def pending_jobs(storage):
     enqueue(storage, queue=NEAR, id="plain")
-    enqueue(storage, queue=NEAR, id="special", priority=5, unique_key="key", group="g", ttl=DELAY)
+    enqueue(storage, queue=NEAR, id="special", priority=5, unique_key="key", concurrency_key="g", ttl=DELAY)
     a_delayed_job(storage, queue=NEAR, id="delayed")
     finish(storage, retrying(claim_one(storage, queues=[NEAR]), delay=DELAY))
     return ["plain", "special", "delayed"]

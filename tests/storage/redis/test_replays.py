@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 import pytest
 import redis
 
-from djqueue.core.policies import GroupLimit, LimiterPolicy, QueuePolicy, Rate
+from djqueue.core.policies import KeyLimit, LimiterPolicy, QueuePolicy, Rate
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
 from djqueue.storage.redis.records import unpack_ids
@@ -203,7 +203,7 @@ def test_repeated_enqueue_of_replacing_jobs_changes_nothing(storage, twice):
 
 def test_repeated_enqueue_of_delayed_and_grouped_jobs_changes_nothing(storage, twice):
     with twice():
-        storage.enqueue([batch(2, delay=DELAY, priority=3), batch(3, group="g", ttl=DELAY)])
+        storage.enqueue([batch(2, delay=DELAY, priority=3), batch(3, concurrency_key="g", ttl=DELAY)])
 
     assert counts(storage) == {State.DELAYED: 2, State.WAITING: 3}
     assert len(claim(storage, 9)) == 1
@@ -424,9 +424,9 @@ def test_repeated_pause_resume_and_set_limits_change_nothing(storage, twice):
 
 def test_repeated_group_limit_calls_change_nothing(storage, twice):
     with twice():
-        storage.queues.set_group_limit(QUEUE, None, concurrency=3)
-        storage.queues.set_group_limit(QUEUE, "g", rate=Rate(2, DELAY), weight=2)
-        ids = enqueue_many(storage, 5, group="g")
+        storage.queues.set_key_limit(QUEUE, None, concurrency=3)
+        storage.queues.set_key_limit(QUEUE, "g", rate=Rate(2, DELAY), weight=2)
+        ids = enqueue_many(storage, 5, concurrency_key="g")
         claimed = claim(storage, 9)
         assert [one.id for one in claimed] == ids[:2]
         assert finish(storage, releasing(claimed[0])) == [True]
@@ -438,9 +438,9 @@ def test_repeated_group_limit_calls_change_nothing(storage, twice):
         storage.sweep()  # the lease of the other one is over, too
         # The other one has a stall by now, and is claimed alone.
         assert [claim_ids(storage, 9) for _ in range(3)] == [ids[1:2], ids[2:3], []]
-        storage.queues.set_group_limit(QUEUE, "g", rate=None)
+        storage.queues.set_key_limit(QUEUE, "g", rate=None)
 
-    assert storage.queues.group_limits(QUEUE) == {None: GroupLimit(3), "g": GroupLimit(weight=2)}
+    assert storage.queues.key_limits(QUEUE) == {None: KeyLimit(3), "g": KeyLimit(weight=2)}
     assert counts(storage) == {State.ACTIVE: 2, State.WAITING: 2}
     assert claim_ids(storage, 9) == ids[3:4]
 

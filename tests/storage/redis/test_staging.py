@@ -109,7 +109,7 @@ def test_publisher_starting_while_its_plan_is_dropped_leaves_no_keys(
 def test_chunk_with_tags_stays_plain(redis_options):
     with closing(RedisStorage(**redis_options)) as storage:
         tagged = batch(2, ids=["a", "b"], tags=("import:1",))._replace(fresh=True)
-        grouped = batch(1, ids=["c"], group="g")._replace(fresh=True)
+        grouped = batch(1, ids=["c"], concurrency_key="g")._replace(fresh=True)
 
         assert place(storage).stage(WRITE, "a", 0, [tagged]) == PLAIN
         assert place(storage).stage(WRITE, "b", 0, [grouped]) != PLAIN

@@ -53,7 +53,7 @@ def change_everything(storage):
     enqueue(storage, id="d")
     yield journal
     storage.scheduler.queues.pause(QUEUE)
-    storage.scheduler.queues.set_group_limit(QUEUE, "g", concurrency=3)
+    storage.scheduler.queues.set_key_limit(QUEUE, "g", concurrency=3)
     journal.queue_set(QUEUE)
     storage.scheduler.jobs.move(QUEUE, ["d"], "elsewhere")
     yield journal

@@ -20,9 +20,9 @@ def clock() -> FakeClock:
 
 
 def held(clock: FakeClock) -> LeaderLease:
-    turn = LeaderLease("default", clock)
-    assert turn.take()
-    return turn
+    lease = LeaderLease("default", clock, "mirror")
+    assert lease.acquire()
+    return lease
 
 
 def test_lease_row_names_the_process_and_its_start(clock: FakeClock) -> None:
@@ -34,24 +34,37 @@ def test_lease_row_names_the_process_and_its_start(clock: FakeClock) -> None:
 
 def test_process_with_a_reused_id_is_not_mistaken_for_a_dead_one(clock: FakeClock) -> None:
     held(clock)
-    assert not LeaderLease("default", clock).take()
+    assert not LeaderLease("default", clock, "mirror").acquire()
     models.SchedulerLease.objects.filter(name="mirror").update(host=f"{host_name()}@1")
 
-    assert LeaderLease("default", clock).take()
+    assert LeaderLease("default", clock, "mirror").acquire()
 
 
 def test_clock_set_back_does_not_extend_the_lease(clock: FakeClock) -> None:
     first = held(clock)
     clock.jump(-HOUR)
 
-    assert LeaderLease("default", clock).take()
+    assert LeaderLease("default", clock, "mirror").acquire()
     with pytest.raises(LeaderLeaseLostError):
-        first.hold()
+        first.renew()
 
 
 def test_renewing_holder_keeps_the_lease(clock: FakeClock) -> None:
     first = held(clock)
     for _ in range(3):
         clock.advance(TTL - 1)
-        first.hold()
-        assert not LeaderLease("default", clock).take()
+        first.renew()
+        assert not LeaderLease("default", clock, "mirror").acquire()
+
+
+def test_holder_is_known_to_others_until_it_releases_the_lease(clock: FakeClock) -> None:
+    other = LeaderLease("default", clock, "mirror")
+    assert other.holder() is None
+    first = held(clock)
+
+    holder = other.holder()
+    assert holder is not None
+    assert holder.pid == os.getpid()
+
+    first.release()
+    assert other.holder() is None

@@ -51,8 +51,8 @@ REPLAY = """Run jobs again: retry dead letters, or enqueue archived jobs (--arch
 
 --where is an SQL condition on the columns of the table "dead", or of the table "jobs" with --archive.
 Each dead letter is retried once, unchanged. Archived jobs become new jobs with new ids, and keep their
-payload, priority, group, unique key, subject, tags and headers. Other options have their defaults, unless
---option sets them. A second replay with the same --name enqueues nothing more.
+payload, priority, concurrency key, unique key, subject, tags and headers. Other options have their
+defaults, unless --option sets them. A second replay with the same --name enqueues nothing more.
 """
 
 BACKFILL = f"""Enqueue the rows of a range of days, one day at a time and each day once.

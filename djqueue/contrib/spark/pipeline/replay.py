@@ -18,9 +18,9 @@ from .archive import archived
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CARRIED = ("priority", "group", "uniqueKey", "subject", "tags", "headers")
+CARRIED = ("priority", "concurrencyKey", "uniqueKey", "subject", "tags", "headers")
 """Options taken from the columns of an archived job, unless set for all jobs."""
-COLUMNS = {"uniqueKey": "unique_key"}
+COLUMNS = {"concurrencyKey": "concurrency_key", "uniqueKey": "unique_key"}
 
 
 def replay_dead(jobs: "DataFrame", options: Mapping[str, str]) -> WriteReport | None:

@@ -105,13 +105,13 @@ def _job(row: Row, until: int) -> "Job":
     options = JobOptions(
         priority=row["priority"] or 0,
         unique_key=row["unique_key"],
-        group=row["group"],
+        concurrency_key=row["concurrency_key"],
         subject=row["subject"],
         tags=tuple(row["tags"] or ()),
         headers=Headers(row["headers"] or ""),
         content_type=row["content_type"],
     )
-    same = ("queue", "name", "state", "group", "subject", "content_type")
+    same = ("queue", "name", "state", "concurrency_key", "subject", "content_type")
     counts = {name: row[name] or 0 for name in ("priority", "attempts", "failures", "stalls")}
     words = {name: row[name] or "" for name in ("worker", "reason", "error_type", "error_message")}
     return Job(

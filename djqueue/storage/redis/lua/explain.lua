@@ -16,7 +16,7 @@ local blob, st = call('HGET', JOBS, id), call('HGET', ST, id)
 if not blob then return {string.format('%.0f', now)} end
 local o = cmsgpack.unpack(sub(blob, options_range(blob)))
 local code, mark = st and sub(st, 1, 1) or 'w', st and sub(st, 2, 9) or sub(blob, 1, 8)
-local group = group_limit > 0 and o.group
+local group = group_limit > 0 and o.concurrency_key
 
 -- Count the entries of the list whose number is lower.
 local function before_in_list(number)
@@ -71,7 +71,7 @@ if group then
   for _, one in ipairs(others) do
     local other = call('HGET', JOBS, one)
     if other then
-      if cmsgpack.unpack(sub(other, options_range(other))).group == group then
+      if cmsgpack.unpack(sub(other, options_range(other))).concurrency_key == group then
         mates[#mates + 1] = one
         mates[#mates + 1] = call('HGET', ST, one) or ''
       end

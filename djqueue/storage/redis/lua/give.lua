@@ -44,7 +44,7 @@ for i = ARGS + 3, #ARGV do
   local result = obstacle(job) or 'moved'
   if is_look then
     replies[#replies + 1] = {
-      result, job and job.o.unique_key or '', job and job.state == FAILED and 1 or 0, job and job.o.group and '1' or '',
+      result, job and job.o.unique_key or '', job and job.state == FAILED and 1 or 0, job and job.o.concurrency_key and '1' or '',
     }
   else
     if result == 'moved' then move_away(job, KEYS[key + 1], KEYS[key + 2], KEYS[key + 3], KEYS[key + 4]) end

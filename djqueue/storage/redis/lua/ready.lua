@@ -38,11 +38,11 @@ local function priority_entry(job)
 end
 
 local function group_of(job)
-  return group_limit > 0 and job.o.group
+  return group_limit > 0 and job.o.concurrency_key
 end
 
 local function group_entry(job)
-  return job.o.group .. NUL .. job.mark .. job.id
+  return job.o.concurrency_key .. NUL .. job.mark .. job.id
 end
 
 local function unhandled_entry(job)
@@ -258,15 +258,15 @@ do
     job.state = WAITING_IN_GROUP
     call('ZADD', GROUP_WAITING, 0, group_entry(job))
     add('p', 1)
-    local rules = rules_of(job.o.group)
-    if rules.capacity then note_rate_pause(job.o.group, rules, ready_of(job.o.group)) end
+    local rules = rules_of(job.o.concurrency_key)
+    if rules.capacity then note_rate_pause(job.o.concurrency_key, rules, ready_of(job.o.concurrency_key)) end
   end
 
   function leave_group_waiting(job)
     call('ZREM', GROUP_WAITING, group_entry(job))
     add('p', -1)
-    local rules = rules_of(job.o.group)
-    if rules.capacity then note_rate_pause(job.o.group, rules, ready_of(job.o.group)) end
+    local rules = rules_of(job.o.concurrency_key)
+    if rules.capacity then note_rate_pause(job.o.concurrency_key, rules, ready_of(job.o.concurrency_key)) end
   end
 
   -- Return whether no other job of a group may be ready. is_first: it goes before the group's waiting jobs.
@@ -278,8 +278,8 @@ do
 
   -- Count a ready job as active.
   function claim_in_group(job)
-    change_active(job.o.group, 1)
-    take_token(job.o.group)
+    change_active(job.o.concurrency_key, 1)
+    take_token(job.o.concurrency_key)
     leave_group_ready(job)
   end
 
@@ -296,7 +296,7 @@ do
   function leave_group_ready(job)
     if group_of(job) then
       call('ZREM', GROUP_READY, group_entry(job))
-      advance_group(job.o.group)
+      advance_group(job.o.concurrency_key)
     end
   end
 
@@ -380,7 +380,7 @@ end
 -- Make an active job pending again.
 local function put_back(job, front)
   if front and group_of(job) and job.b[RUN_AT] <= now then
-    change_active(job.o.group, -1) -- the group's next job must not overtake it
+    change_active(job.o.concurrency_key, -1) -- the group's next job must not overtake it
     make_pending(job, front, true)
   else
     leave_group(job)

@@ -69,7 +69,7 @@ def path(tmp_path):
 
 def test_ended_jobs_are_archived_by_queue_and_day_with_their_attempts(spark, path, tmp_path):
     jobs = [
-        job("a", payload=b"\xa1a", tags=["x"], group="g"),
+        job("a", payload=b"\xa1a", tags=["x"], concurrency_key="g"),
         job("b", "failed", queue="1", finished_at=at(12 * 60), reason="timeout"),
         job("late", finished_at=at(36 * 60)),
         job("waits", "waiting", finished_at=None),
@@ -81,7 +81,9 @@ def test_ended_jobs_are_archived_by_queue_and_day_with_their_attempts(spark, pat
         "jobs/queue=mail/date=2026-06-01",
         "jobs/queue=1/date=2026-06-02",
     }
-    assert found(spark, path, "queue", "date", "id", "state", "reason", "payload", "tags", "group") == [
+    assert found(
+        spark, path, "queue", "date", "id", "state", "reason", "payload", "tags", "concurrency_key"
+    ) == [
         ("1", SECOND, "b", "failed", "timeout", None, None, None),
         ("mail", FIRST, "a", "completed", None, b"\xa1a", ["x"], "g"),
     ]

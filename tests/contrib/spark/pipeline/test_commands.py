@@ -142,7 +142,7 @@ def test_backfill_requires_a_date_placeholder_or_a_date_column(does):
 
 def test_archived_jobs_can_be_enqueued_as_new_jobs(does, storage, spark, tmp_path):
     path = str(tmp_path / "archive")
-    given = {"priority": 7, "group": "g", "headers": Headers('{"tenant": 7}')}
+    given = {"priority": 7, "concurrency_key": "g", "headers": Headers('{"tenant": 7}')}
     enqueue(storage, queue="mail", id="a", payload=b"\x81\xa6kwargs\x81\xa1n\x01", **given)
     complete_all(storage)
     a_failed_job(storage, queue="mail", id="b", reason="timeout")
@@ -167,7 +167,7 @@ def test_archived_jobs_can_be_enqueued_as_new_jobs(does, storage, spark, tmp_pat
     assert does("replay", *words) == ["Already published: nothing was enqueued."]
     [job] = [job for job in storage.reads.page("mail", State.WAITING, 10) if job.id != "waits"]
     assert dict(job.options.headers) == {"tenant": 7}
-    assert (job.name, job.payload, job.options.priority, job.options.group) == (
+    assert (job.name, job.payload, job.options.priority, job.options.concurrency_key) == (
         "handler",
         b"\x81\xa6kwargs\x81\xa1n\x01",
         7,

@@ -126,7 +126,7 @@ def test_upgrade_keeps_settings_letters_and_results(former, storage):
     [slow] = storage.reads.overview(["slow"]).queues
     assert (slow.rate, slow.concurrency) == (Rate(7, 60_000), 2)
     assert storage.limiters.state("stripe").concurrency == 3
-    assert storage.queues.group_limits("default")["g"].concurrency == 2
+    assert storage.queues.key_limits("default")["g"].concurrency == 2
     assert {letter.id for letter in storage.reads.dead_letters("dead")} == {"dead-0", "dead-1", "dead-2"}
     assert storage.reads.dead_letters("mixed")[0].reason == "worker_lost"
     [active, cancelled, done] = (

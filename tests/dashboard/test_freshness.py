@@ -30,7 +30,17 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory")]
 
 BY_NAME = {page.name: page for page in PAGES}
 VERSIONED = [page.name for page in PAGES if page.parts is not None]
-READS = ("overview", "series", "cursor_page", "jobs", "explain", "flow", "groups", "dead_letters", "counts")
+READS = (
+    "overview",
+    "series",
+    "cursor_page",
+    "jobs",
+    "explain",
+    "flow",
+    "concurrency_keys",
+    "dead_letters",
+    "counts",
+)
 STATEMENTS = 7
 """Of a page that has not changed: session, user, small reads of the page's own tables, one in a savepoint."""
 

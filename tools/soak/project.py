@@ -117,7 +117,7 @@ from shop import jobs
 
 KINDS = [
     *[jobs.short] * 8, *[jobs.polite] * 4, *[jobs.retried] * 2, jobs.refused, *[jobs.limited] * 3,
-    *[jobs.grouped.using(group=name) for name in "aabb"], *[jobs.short.using(delay=1.5)] * 2,
+    *[jobs.grouped.using(concurrency_key=name) for name in "aabb"], *[jobs.short.using(delay=1.5)] * 2,
 ]
 SLOW = [jobs.isolated, jobs.apart]
 

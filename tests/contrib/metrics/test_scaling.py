@@ -34,7 +34,7 @@ def row(waiting=0, active=0, age=None, *, name=QUEUE, job="job", **given):
         "concurrency": None,
         "used": active,
         "key_mode": "optional",
-        "group_waiting": 0,
+        "key_waiting": 0,
         "names": {job: waiting} if waiting else {},
         "totals": NO_TOTALS,
     }

@@ -113,6 +113,17 @@ def test_delayed_dependent_waits_for_its_delay_and_its_dependency():
     assert bench.ids() == ["b"]
 
 
+def test_dependent_is_ready_although_the_end_of_its_dependency_began_before_it():
+    bench = Bench()
+    bench.enqueue("a")
+    claimed = bench.claim_one()
+    bench.enqueue("b", depends_on=A)
+    bench.clock.jump(-5)  # as if `finish` had read the clock, and then waited for a lock
+    bench.finish(claimed)
+
+    assert bench.state("b") is State.WAITING
+
+
 def test_dependent_expires_while_blocked():
     bench = Bench()
     bench.enqueue("a")

@@ -400,7 +400,8 @@ class JobQueue:
         if not job.unmet:
             self._take_out(job)
             job.unmet = None
-            self.place(job, changes.now)
+            # The operation that ended the dependency may have begun before the job was enqueued.
+            self.place(job, max(changes.now, job.created_at))
             changes.woken.add(self.name)
             self.changed(job)
             self.note(job, "unblocked", changes)

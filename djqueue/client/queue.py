@@ -227,7 +227,7 @@ class Queue:
     ) -> Node:
         """Return a node of a flow, with the arguments of `enqueue`: see `djqueue.flow`."""
         batch_options = self._options(options)
-        return Node(batch_options, self._label(name, [payload]), payload, id, lambda: self.storage)
+        return Node(batch_options, self._job_name(name, [payload]), payload, id, lambda: self.storage)
 
     # Single jobs.
 
@@ -599,6 +599,7 @@ class Queue:
         return self._resolved[1]
 
     def _results(self, answers: list[EnqueueResult]) -> list[EnqueueResult]:
+        """Return results that read from this queue's own storage, if it has one."""
         return answers if self._storage is None else of_storage(answers, self._storage)
 
     def _check_queue(self, options: Mapping[str, Any]) -> None:
@@ -607,7 +608,7 @@ class Queue:
                 f"queue: this object is queue {self.name!r}; to use another queue, create another Queue"
             )
 
-    def _label(self, name: str | None, payloads: Sequence[Any]) -> str:
+    def _job_name(self, name: str | None, payloads: Sequence[Any]) -> str:
         if name is None:
             return self.name
         registry.check_arguments(check_name(self.name, name), payloads)
@@ -621,7 +622,7 @@ class Queue:
         options: Mapping[str, Any],
         more: Sequence[Any] = (),
     ) -> tuple[Batch, When]:
-        """Return the batch of one job, and the transaction that it waits for."""
+        """Return the batch of one job, and its option `enqueue_on_commit`."""
         if more:
             refuse_function(self.name, [payload], more)
         try:
@@ -639,7 +640,7 @@ class Queue:
         name: str | None,
         options: Mapping[str, Any],
     ) -> tuple[Iterable[Batch], When]:
-        """Return the batches of many jobs, and the transaction that they wait for."""
+        """Return the batches of many jobs, and their option `enqueue_on_commit`."""
         payloads, resolved = check_payloads(payloads), self._options(options)
         batches = self._batches(payloads, ids, name, resolved)
         return checked_first(batches, payloads, () if ids is None else ids), resolved.enqueue_on_commit
@@ -658,7 +659,7 @@ class Queue:
         self, options: EnqueueOptions, name: str | None, payloads: list[Any], ids: list[str] | None = None
     ) -> Batch:
         try:
-            return envelope.batch(options, self._label(name, payloads), payloads, ids)
+            return envelope.batch(options, self._job_name(name, payloads), payloads, ids)
         except SerializationError:
             refuse_function(self.name, payloads)
             raise

@@ -196,8 +196,8 @@ def enqueue(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     """Enqueue one batch through the middleware, and send `job_enqueued`."""
     layers = layers_of(get_settings()).enqueue
     if not layers:
-        return _accepted(storage, batch)
-    answers: list[EnqueueResult] = through(layers, partial(_passed, storage, batch.options))(batch)
+        return _enqueue_and_announce(storage, batch)
+    answers: list[EnqueueResult] = through(layers, partial(_enqueue_passed, storage, batch.options))(batch)
     return answers
 
 
@@ -205,8 +205,10 @@ async def aenqueue(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     """Async version of `enqueue`."""
     layers = layers_of(get_settings()).aenqueue
     if not layers:
-        return await _aaccepted(storage, batch)
-    answers: list[EnqueueResult] = await through(layers, partial(_apassed, storage, batch.options))(batch)
+        return await _aenqueue_and_announce(storage, batch)
+    answers: list[EnqueueResult] = await through(layers, partial(_aenqueue_passed, storage, batch.options))(
+        batch
+    )
     return answers
 
 
@@ -259,16 +261,16 @@ class BatchCollector:
             yield self._passed.get(index, original), self._answers[index], index in self._passed
 
 
-def _passed(storage: Storage, original: JobOptions, batch: Batch) -> list[EnqueueResult]:
+def _enqueue_passed(storage: Storage, original: JobOptions, batch: Batch) -> list[EnqueueResult]:
     """Enqueue a batch that has passed the middleware; `original` are its options before."""
     _check_changed(batch, original)
-    return _accepted(storage, batch)
+    return _enqueue_and_announce(storage, batch)
 
 
-async def _apassed(storage: Storage, original: JobOptions, batch: Batch) -> list[EnqueueResult]:
-    """Async version of `_passed`."""
+async def _aenqueue_passed(storage: Storage, original: JobOptions, batch: Batch) -> list[EnqueueResult]:
+    """Async version of `_enqueue_passed`."""
     _check_changed(batch, original)
-    return await _aaccepted(storage, batch)
+    return await _aenqueue_and_announce(storage, batch)
 
 
 def _check_changed(batch: Batch, original: JobOptions) -> None:
@@ -277,7 +279,7 @@ def _check_changed(batch: Batch, original: JobOptions) -> None:
         envelope.check_size(batch.options, batch.name, batch.payloads)
 
 
-def _accepted(storage: Storage, batch: Batch) -> list[EnqueueResult]:
+def _enqueue_and_announce(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     answers = storage.enqueue([batch])
     _announce(storage, batch, answers)
     return answers
@@ -290,7 +292,7 @@ def _announce(storage: Storage, batch: Batch, answers: Sequence[EnqueueResult]) 
         announcing.enqueued(storage, batch, answers)
 
 
-async def _aaccepted(storage: Storage, batch: Batch) -> list[EnqueueResult]:
+async def _aenqueue_and_announce(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     answers = await storage.aenqueue([batch])
     if hints.is_new(batch):
         await hints.acheck(storage, batch)

@@ -187,7 +187,7 @@ def begin(
     """
     if rate is not None and rate < 1:
         raise OptionError(f"rate: {rate!r} must be a positive number of jobs per second")
-    _letter_filter(selection)
+    _dead_letter_filter(selection)
     now = clock.now()
     delay = UNDO if kind in DELETIONS else 0
     return BulkOperation.objects.using(alias).create(
@@ -230,7 +230,7 @@ class Bulk:
         due = _open(self._alias).filter(Q(held_until__lte=now) | Q(holder=self._holder), start_at__lte=now)
         for row in due.order_by("pk")[:PARTS]:
             if self._take(row):
-                looked_at += self._go_on(row)
+                looked_at += self._continue(row)
         return looked_at
 
     def leave(self) -> None:
@@ -248,7 +248,7 @@ class Bulk:
         row.refresh_from_db(using=self._alias)
         return True
 
-    def _go_on(self, row: BulkOperation) -> int:
+    def _continue(self, row: BulkOperation) -> int:
         selection = Selection.from_json(row.filter)
         total = 0
         for _ in range(PARTS):
@@ -356,7 +356,7 @@ def _part(
     if kind in (BulkKind.RETRY, BulkKind.PURGE):
         queue = selection.queues[index]
         page = storage.reads.dead_letter_page(queue, limit, after)
-        wanted = _letter_filter(selection)
+        wanted = _dead_letter_filter(selection)
         ids = [
             letter.id
             for letter in page.dead_letters
@@ -395,7 +395,7 @@ def _beginning(selection: Selection) -> dict[str, Any]:
     return {"queue": 0, "after": None}
 
 
-def _letter_filter(selection: Selection) -> DeadLetterFilter:
+def _dead_letter_filter(selection: Selection) -> DeadLetterFilter:
     return read_filter(**selection.dead_letters)
 
 

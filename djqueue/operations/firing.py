@@ -243,7 +243,7 @@ class Firing:
             try:
                 attempt = self._attempt(row, now)
             except DjqueueError as error:
-                self._switch_off(row, error)
+                self._disable(row, error)
                 continue
             if attempt is not None:
                 yield attempt
@@ -333,7 +333,7 @@ class Firing:
 
     def _send(self, attempts: Sequence[FiringAttempt], known: KnownStates) -> list[FiredSlots]:
         """Enqueue the jobs that do not exist yet."""
-        sent = [self._divided(attempt, known) for attempt in attempts]
+        sent = [self._divide(attempt, known) for attempt in attempts]
         if layers_of(get_settings()).enqueue:
             return self._send_apart(sent)
         batches = [one.missing for one in sent if one.wanted]
@@ -410,7 +410,7 @@ class Firing:
         enqueue = self._storage.capabilities.enqueue_directly or self._storage.enqueue
         return enqueue(batches)
 
-    def _divided(self, attempt: FiringAttempt, known: KnownStates) -> FiredSlots:
+    def _divide(self, attempt: FiringAttempt, known: KnownStates) -> FiredSlots:
         """Return the slots that have a job or get one, and those that do not."""
         overlap = attempt.schedule.overlap
         unfinished = [key for key in attempt.earlier if known.get(key) in LIVE]
@@ -470,7 +470,7 @@ class Firing:
             next_run_at=following, firing_at=None, firing_by="", **more
         )
 
-    def _switch_off(self, row: CronJob, error: DjqueueError) -> None:
+    def _disable(self, row: CronJob, error: DjqueueError) -> None:
         logger.error("Schedule %s was disabled: %s", row.name, error)
         self._enabled().filter(pk=row.pk).update(enabled=False)
 

@@ -225,13 +225,13 @@ class ClaimLoop:
     async def _exchange(self, exchange: ClaimExchange) -> None:
         ended, request = exchange
         self._claims_only += request is not None and not ended
-        locked: list[Run] = []
+        sent, locked = exchange, list[Run]()
         try:
             if self._reports.waiting:
                 # The last progress and items of a job must arrive before its outcome.
-                exchange, locked = await self._flush_before(exchange)
-            outcomes = [run.outcome for run in exchange.ended if run.outcome is not None]
-            finished = await self._storage.afinish(outcomes, exchange.request)
+                sent, locked = await self._flush_before(exchange)
+            outcomes = [run.outcome for run in sent.ended if run.outcome is not None]
+            finished = await self._storage.afinish(outcomes, sent.request)
         except Exception as error:
             self._retry.failed()
             self._events.storage_failed(WORK, error)
@@ -244,15 +244,15 @@ class ClaimLoop:
         if self._retry.length:
             self._events.storage_worked(WORK)
         # Outcomes that were left out are tried again after a while.
-        if len(exchange.ended) + len(locked) == len(ended):
+        if len(sent.ended) + len(locked) == len(ended):
             self._retry.succeeded()
         else:
             self._retry.failed()
         for run in locked:
             self._report_later(run, self._clock.monotonic())
-        self._take_answers(exchange.ended, finished)
-        if exchange.request is not None:
-            self._dispatch(exchange.request, finished.claims)
+        self._take_answers(sent.ended, finished)
+        if sent.request is not None:
+            self._dispatch(sent.request, finished.claims)
             if self._options.until_empty:
                 await self._stop_when_empty(finished.claims)
 
@@ -323,7 +323,7 @@ class ClaimLoop:
             self._events.cancelled(run)
         else:
             self._started -= 1
-            self._share_count()
+            self._write_attempt_count()
             self._events.released(run)
         self._forget(run)
 
@@ -369,7 +369,7 @@ class ClaimLoop:
                 # The storage returned only this job, however many are ready: claim again at once.
                 self._wait = 0
             runs.append(run)
-        self._share_count()
+        self._write_attempt_count()
         if self._lease_table is not None and not self._lease_table.add([lease_of(run) for run in runs]):
             self._lease_table.replace(map(lease_of, self._runs.held()))
         # All runs are known before the first one starts, because a handler may cancel another job.
@@ -389,7 +389,7 @@ class ClaimLoop:
         self._runs.settle(run, release(claimed, delay=delay))
         self._wake_event.run_ended_here()
 
-    def _share_count(self) -> None:
+    def _write_attempt_count(self) -> None:
         if self._attempt_count is not None:
             self._attempt_count.write(self._started)
 

@@ -174,7 +174,7 @@ class Claimer:
             with processing.lock:
                 processing.hold(job)
             if grouped and job.options.concurrency_key is not None:
-                queue.claimed(job)
+                queue.note_claimed(job)
             if journal is not None:
                 journal.changed(job)
             if observed:

@@ -238,7 +238,7 @@ class JobQueue:
 
     # Active jobs.
 
-    def claimed(self, job: EngineJob) -> None:
+    def note_claimed(self, job: EngineJob) -> None:
         """Record that a ready job of a group became active; the group's next job may be ready."""
         self._push(self.groups.claimed(job))
 
@@ -421,8 +421,8 @@ class JobQueue:
         if job.options.ttl is not None:
             heapq.heappush(self._deadlines, (expiry(job), next(self._numbers), job))
 
-    def expired(self, now: int) -> list[EngineJob]:
-        """Return jobs past their ttl that have not started."""
+    def pop_expired(self, now: int) -> list[EngineJob]:
+        """Remove the jobs past their ttl from the deadlines, and return those that have not started."""
         jobs = []
         while self._deadlines and self._deadlines[0][0] <= now:
             job = heapq.heappop(self._deadlines)[2]

@@ -103,7 +103,7 @@ class Sweeper:
             if queue.end_rests(tick):
                 changes.woken.add(name)
             queue.groups.forget_full()
-            expired = queue.expired(now)
+            expired = queue.pop_expired(now)
             for job in expired:
                 queue.fail_pending(job, "ttl_expired", EXPIRED, changes)
             queue.unique.sweep(now)

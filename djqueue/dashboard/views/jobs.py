@@ -146,7 +146,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     error = form.cleaned_data.get("error", "")
     state = State.FAILED if error else state
     wanted = form.wanted(state)
-    named = _named(request, site, wanted) if wanted.id else []
+    named = _jobs_with_id(request, site, wanted) if wanted.id else []
     if len(named) == 1:
         return HttpResponseRedirect(named[0][2])
     usable = [name for name, field in form.fields.items() if not field.disabled]
@@ -164,7 +164,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "form": form,
         "state": word,
         "tabs_of_states": _tabs(site, board, wanted, query, bool(with_rows)),
-        "lines": [] if wanted.queue or state is None else _lines(board, state),
+        "lines": [] if wanted.queue or state is None else _largest_queues(board, state),
         "jobs": listed.jobs,
         "window": listed.window,
         "newest": site.url("jobs", **query, state=word) if listed.newer else "",
@@ -177,7 +177,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "is_filtered": bool(query),
         "names": registry.names(),
         "menus": menus(request, site),
-        "bulk_actions": _bulk_actions(request, site, listed.jobs),
+        "bulk_actions": _selected_actions(request, site, listed.jobs),
         "matching_actions": _matching_actions(request, site, wanted, listed.jobs),
     }
     status = 400 if form.errors else 429 if listed.window == BUSY else 200
@@ -344,7 +344,7 @@ def _object_jobs(request: HttpRequest, site: DashboardSite, subject: str) -> Htt
     return site.render(request, "object_jobs.html", title, context, tab="jobs", crumbs=[site.crumb("jobs")])
 
 
-def _bulk_actions(request: HttpRequest, site: DashboardSite, shown: Sequence[JobRecord]) -> list[Offer]:
+def _selected_actions(request: HttpRequest, site: DashboardSite, shown: Sequence[JobRecord]) -> list[Offer]:
     """Return the actions on selected jobs that are possible for at least one job of the page."""
     states = {record.state for record in shown}
     return [
@@ -375,7 +375,7 @@ def _listed(request: HttpRequest, board: boards.Board, wanted: JobFilter, has_ro
             return Listed([])
         page = storage.reads.cursor_page(wanted.queue, state, JOBS_LISTED, at or None)
         return Listed(page.jobs, page.previous or "", page.next or "")
-    names = [line.name for line in _lines(board, state)]
+    names = [line.name for line in _largest_queues(board, state)]
     if has_rows:
         result = jobsearch.newest(names, state, at)
         return Listed(result.jobs, result.page.newer, result.page.older)
@@ -408,7 +408,7 @@ def _dead_letters(request: HttpRequest, queue: str, error: str, after: str) -> L
     return Listed(shown, older=older, window="dead_letters")
 
 
-def _lines(board: boards.Board, state: State) -> list[boards.QueueRow]:
+def _largest_queues(board: boards.Board, state: State) -> list[boards.QueueRow]:
     """Return the queues with most jobs in a state."""
     lines = [line for line in board.lines if line.count(state)]
     return sorted(lines, key=lambda line: (-line.count(state), line.name))[: jobsearch.QUEUES]
@@ -446,7 +446,9 @@ def _matching_actions(
     return links
 
 
-def _named(request: HttpRequest, site: DashboardSite, wanted: JobFilter) -> list[tuple[str, State, str]]:
+def _jobs_with_id(
+    request: HttpRequest, site: DashboardSite, wanted: JobFilter
+) -> list[tuple[str, State, str]]:
     """Return the queue, the state and the URL of each job with this ID."""
     queues = [wanted.queue] if wanted.queue else None
     return [

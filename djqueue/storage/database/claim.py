@@ -102,7 +102,7 @@ USED = "(SELECT COALESCE(SUM(weight), 0) FROM djqueue_claim WHERE queue = q.name
 """The slots of a queue's concurrency that its active jobs take."""
 
 
-class Serving(NamedTuple):
+class ClaimableQueue(NamedTuple):
     """A queue that a claim may take from."""
 
     name: str
@@ -132,25 +132,30 @@ def claim(tx: Tx, request: ClaimRequest, *, waits: bool = True) -> Claims:
     claimed: list[Claimed] = []
     hints: list[int] = []
     if request.slots > 0 and request.names:
+        # First the queues that recently had jobs: this saves a look at all of them.
         known = tx.database.ready_queues.get(request.queues, tx.tick)
-        if not _claim_from((_serving(tx, name) for name in _turned(tx, known)), tx, request, claimed, hints):
+        if not _claim_from(
+            (_claimable_queue(tx, name) for name in _rotated(tx, known)), tx, request, claimed, hints
+        ):
             hints.clear()
             names = used_queues(tx) if request.queues is None else request.queues
-            candidates = [queue for queue in (_serving(tx, name) for name in names) if queue is not None]
+            candidates = [
+                queue for queue in (_claimable_queue(tx, name) for name in names) if queue is not None
+            ]
             ready = [queue.name for queue in candidates if queue.has_ready]
             tx.database.ready_queues.set(request.queues, tx.tick, ready)
-            _claim_from(_turned(tx, candidates), tx, request, claimed, hints)
+            _claim_from(_rotated(tx, candidates), tx, request, claimed, hints)
     return Claims(claimed, min(hints, default=None))
 
 
-def _turned(tx: Tx, values: Sequence[T]) -> Sequence[T]:
+def _rotated(tx: Tx, values: Sequence[T]) -> Sequence[T]:
     """Return values in their order, each time beginning with the next one."""
     first = tx.database.rotation() % len(values) if len(values) > 1 else 0
     return [*values[first:], *values[:first]]
 
 
 def _claim_from(
-    queues: Iterable[Serving | None],
+    queues: Iterable[ClaimableQueue | None],
     tx: Tx,
     request: ClaimRequest,
     claimed: list[Claimed],
@@ -165,7 +170,7 @@ def _claim_from(
     return False
 
 
-def _serving(tx: Tx, name: str) -> Serving | None:
+def _claimable_queue(tx: Tx, name: str) -> ClaimableQueue | None:
     """Return a queue that a claim may take from; None if it has no jobs that are ready or will be in time."""
     row = tx.row(
         "SELECT s.paused, s.rate_capacity, s.rate_per, s.concurrency, s.limits_set, "
@@ -182,11 +187,11 @@ def _serving(tx: Tx, name: str) -> Serving | None:
         return None
     policy = tx.database.policy(name)
     limits = pair_of_limits(capacity, per, concurrency) if limits_set else (policy.rate, policy.concurrency)
-    return Serving(name, bool(paused), *limits, bool(ready), bool(stalled), due, rest)
+    return ClaimableQueue(name, bool(paused), *limits, bool(ready), bool(stalled), due, rest)
 
 
 def _take(
-    tx: Tx, queue: Serving, request: ClaimRequest, slots: int, claimed: list[Claimed], hints: list[int]
+    tx: Tx, queue: ClaimableQueue, request: ClaimRequest, slots: int, claimed: list[Claimed], hints: list[int]
 ) -> None:
     """Claim from one queue; add to the hints the milliseconds until time alone may make more claimable."""
     if queue.paused:
@@ -213,7 +218,7 @@ def _take(
 
 
 def _take_first(
-    tx: Tx, queue: Serving, request: ClaimRequest, slots: int, claimed: list[Claimed], hints: list[int]
+    tx: Tx, queue: ClaimableQueue, request: ClaimRequest, slots: int, claimed: list[Claimed], hints: list[int]
 ) -> bool:
     """Start ready jobs, best first; return whether more may be ready."""
     named, names = tx.among("name", sorted(request.names))
@@ -248,7 +253,7 @@ def _note_locked(tx: Tx, hints: list[int], search: str, *parameters: object) -> 
         hints.append(LOCKED)
 
 
-def _free_groups(tx: Tx, queue: Serving) -> str:
+def _free_groups(tx: Tx, queue: ClaimableQueue) -> str:
     """Return the condition that a ready job has no group, or one that no other transaction has locked.
 
     A claim does not wait for groups: it may hold those of jobs that have just ended, and callers keep groups
@@ -258,7 +263,7 @@ def _free_groups(tx: Tx, queue: Serving) -> str:
 
 
 def _take_within_limits(
-    tx: Tx, queue: Serving, request: ClaimRequest, slots: int, claimed: list[Claimed], hints: list[int]
+    tx: Tx, queue: ClaimableQueue, request: ClaimRequest, slots: int, claimed: list[Claimed], hints: list[int]
 ) -> bool:
     """Start ready jobs within the limits of their queue; return whether more may be ready and allowed."""
     name, policy = queue.name, tx.database.policy(queue.name)
@@ -296,7 +301,7 @@ def _take_within_limits(
     return has_more and not is_refused and not (claimed and claimed[-1].stalls)
 
 
-def _usage(tx: Tx, queue: Serving) -> tuple[int, limiters.RateTokens | None]:
+def _usage(tx: Tx, queue: ClaimableQueue) -> tuple[int, limiters.RateTokens | None]:
     """Return the slots of the concurrency that are taken (0 without one), and the tokens of the rate."""
     used = USED if queue.concurrency is not None else "0"
     columns = ", ".join(f"b.{name}" for name in limiters.BUCKET)
@@ -326,7 +331,7 @@ def _taken_out(tx: Tx, request: ClaimRequest, chosen: Sequence[ReadyRow]) -> lis
 
 def _choose(
     tx: Tx,
-    queue: Serving,
+    queue: ClaimableQueue,
     used: int,
     ready: Sequence[ReadyRow],
     most: int,

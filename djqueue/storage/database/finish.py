@@ -59,8 +59,8 @@ def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[b
     missing = [one for one in first.values() if one.token not in taken]
     locked = held_claims(tx, missing, "") if missing and not waits else {}
     tx.lock(*{limiter_lock(claim.limiter) for claim in taken.values() if claim.limiter})
-    followed, limits = _look(tx, taken.values(), plain.values())
-    _completed(tx, plain.values(), followed)
+    followed, limits = _read_followed_and_limits(tx, taken.values(), plain.values())
+    _note_completed(tx, plain.values(), followed)
     jobs = {job.pk: job for job in by_keys(tx, [claim.pk for claim in others.values()])}
     groups = _groups(tx, plain.values())
     locks = {
@@ -81,7 +81,7 @@ def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[b
         if accepted[-1] and (claim := others.get(outcome.token)):
             _apply(tx, jobs[claim.pk], outcome, cancel=bool(claim.cancel))
     for queue, limiter in sorted({(claim.queue, claim.limiter or "") for claim in taken.values()}):
-        _released(tx, queue, limiter or None, limits[queue])
+        _wake_for_slot(tx, queue, limiter or None, limits[queue])
     return accepted
 
 
@@ -157,7 +157,7 @@ def _complete(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool) -> dict[int, 
     return claims
 
 
-def _look(
+def _read_followed_and_limits(
     tx: Tx, taken: Collection[Claim], plain: Collection[Claim]
 ) -> tuple[set[JobKey], dict[str, int | None]]:
     """Return which completed jobs others wait for, and the concurrency of queues; read which are observed.
@@ -183,7 +183,7 @@ def _look(
     return {(queue, id) for kind, queue, id, _ in marks if kind == "followed"}, limits
 
 
-def _completed(tx: Tx, claims: Iterable[Claim], followed: set[JobKey]) -> None:
+def _note_completed(tx: Tx, claims: Iterable[Claim], followed: set[JobKey]) -> None:
     """Count and announce completed jobs."""
     counts: Counter[str] = Counter()
     for claim in claims:
@@ -238,7 +238,7 @@ def _apply(tx: Tx, job: StoredJob, outcome: Outcome, *, cancel: bool) -> None:
         transitions.put_back(tx, job, event, outcome.delay, outcome.error)
 
 
-def _released(tx: Tx, queue: str, limiter: str | None, concurrency: int | None) -> None:
+def _wake_for_slot(tx: Tx, queue: str, limiter: str | None, concurrency: int | None) -> None:
     """Wake what waits for the slot of a job that is no longer active, within the limits of its queue."""
     if limiter is not None:
         limiters.LockedLimiter(tx, limiter).released()
@@ -388,6 +388,6 @@ def stall(tx: Tx, pk: int, token: int) -> bool:
     else:
         transitions.put_back(tx, job, "stalled")
         tx.note_incident(job, "stalled")
-    _released(tx, queue, limiter, queues.controls(tx, queue).concurrency)
+    _wake_for_slot(tx, queue, limiter, queues.controls(tx, queue).concurrency)
     assert job.state is not State.ACTIVE
     return True

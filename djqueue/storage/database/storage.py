@@ -225,13 +225,15 @@ class DatabaseStorage(Storage):
             return self.database.transactions.write_apart(lambda tx: enqueue.enqueue(tx, batches))
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
-        return self.database.write(partial(_step, outcomes=outcomes, then=then))
+        return self.database.write(partial(_finish_and_claim, outcomes=outcomes, then=then))
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         # On SQLite, that takes less time than to wake another thread and to wait for it.
         if self._calls.is_used() and not self.buffer:
             with named(self.alias):
-                done = self.database.transactions.write_at_once(partial(_step, outcomes=outcomes, then=then))
+                done = self.database.transactions.write_at_once(
+                    partial(_finish_and_claim, outcomes=outcomes, then=then)
+                )
             if done is not None:
                 return done[0]
         return await self.acall(self._finish_unlocked, outcomes, then)
@@ -241,7 +243,7 @@ class DatabaseStorage(Storage):
         self._flush_buffer()
         write = self.database.transactions.write_unless_locked
         with named(self.alias):
-            done = write(partial(_step, outcomes=outcomes, then=then, waits=False))
+            done = write(partial(_finish_and_claim, outcomes=outcomes, then=then, waits=False))
             if done is not None:
                 return done[0]
             # One of them needs something else that is locked, such as a group: the others do not wait for it.
@@ -252,7 +254,7 @@ class DatabaseStorage(Storage):
                 for outcome in outcomes:
                     if time.monotonic() > until:
                         break
-                    alone = write(partial(_step, outcomes=[outcome], then=None, waits=False))
+                    alone = write(partial(_finish_and_claim, outcomes=[outcome], then=None, waits=False))
                     accepted += [None] if alone is None else alone[0].accepted
                 claimed = None if then is None else write(partial(claim.claim, request=then, waits=False))
             except (Error, StorageUnavailableError):
@@ -417,7 +419,9 @@ class SqlLimiters(Limiters):
         return self._read(lambda tx: limiters.LockedLimiter(tx, name, lock=False).state())
 
 
-def _step(tx: Tx, outcomes: Sequence[Outcome], then: ClaimRequest | None, *, waits: bool = True) -> Finished:
+def _finish_and_claim(
+    tx: Tx, outcomes: Sequence[Outcome], then: ClaimRequest | None, *, waits: bool = True
+) -> Finished:
     """End attempts, and claim the next jobs, in one transaction."""
     accepted = finish.finish(tx, outcomes, waits=waits) if outcomes else []
     tx.settle()

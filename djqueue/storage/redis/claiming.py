@@ -148,9 +148,9 @@ class Claiming:
                     accepted[position] = flag == ord("1")
         if then is None:
             return Finished(accepted, NO_CLAIMS)
-        if not look.is_fresh and len(jobs) < then.slots and not is_alone(jobs):
+        if not look.is_fresh and len(jobs) < then.slots and not ends_with_stalled(jobs):
             waits += yield from self._claim_elsewhere(then, look.found, jobs)
-        self.looks.learn(look, is_short=len(jobs) < then.slots and not is_alone(jobs))
+        self.looks.learn(look, is_short=len(jobs) < then.slots and not ends_with_stalled(jobs))
         return Finished(accepted, Claims(jobs, min(waits, default=None)))
 
     def _finish_in(
@@ -164,7 +164,7 @@ class Claiming:
         """Finish and claim in one queue; add to `jobs` and `waits`, and return the outcomes' flags."""
         flags = b""
         while True:
-            slots = 0 if request is None or is_alone(jobs) else request.slots - len(jobs)
+            slots = 0 if request is None or ends_with_stalled(jobs) else request.slots - len(jobs)
             if not outcomes and slots <= 0:
                 return flags
             is_shared = self._keyspace.policy(queue).limiter is not None
@@ -492,7 +492,7 @@ class QueueLooks:
         return [*queues[first:], *queues[:first]]
 
 
-def is_alone(jobs: Sequence[Claimed]) -> bool:
+def ends_with_stalled(jobs: Sequence[Claimed]) -> bool:
     """Return whether a claim has a job with a stalled attempt, which is claimed alone."""
     return bool(jobs) and jobs[-1].stalls > 0
 

@@ -249,10 +249,10 @@ class RedisStorage(Storage):
     async def aenqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         self._check(batches)
         if self._may_block:
-            return await backpressure.aenqueue(self, self.policy, batches, self._enqueue_soon)
-        return await self._enqueue_soon(batches)
+            return await backpressure.aenqueue(self, self.policy, batches, self._aenqueue_at_once)
+        return await self._aenqueue_at_once(batches)
 
-    async def _enqueue_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
+    async def _aenqueue_at_once(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if self.outbox is not None:
             return await self.outbox.aenqueue(batches)
         if len(batches) == 1 and (part := self._enqueueing.direct(batches[0])) is not None:

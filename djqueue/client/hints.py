@@ -200,6 +200,7 @@ QUEUE_CALLS = {
     "deferred_job_registry": "counts()",
     "delay": "enqueue(payload)",
     "delete": "obliterate()",
+    "drain": "clear()",
     "empty": "clear()",
     "enqueue_at": "enqueue(payload, run_at=...)",
     "enqueue_call": "enqueue(payload)",

@@ -139,7 +139,7 @@ def _age(name: str, value: float | timedelta | None) -> int | None:
     return None if value is None else milliseconds(name, value)
 
 
-def read_limit(limit: Any) -> int | None:
+def check_limit(limit: Any) -> int | None:
     """Check a limit, and return it. Raises OptionError."""
     if limit is None:
         return None
@@ -148,7 +148,7 @@ def read_limit(limit: Any) -> int | None:
     return limit
 
 
-def letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> Iterator[DeadLetterRecord]:
+def find_dead_letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> Iterator[DeadLetterRecord]:
     """Yield the dead letters that match, oldest first, up to the first one that has failed again since."""
     seen: set[str] = set()
     after = None
@@ -165,14 +165,14 @@ def letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> Iterator[
             return
 
 
-def count_letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> DeadLetterCounts:
+def count_dead_letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> DeadLetterCounts:
     """Count the dead letters that match."""
     reasons: Counter[str] = Counter()
     names: Counter[str] = Counter()
     types: Counter[str] = Counter()
     fingerprints: Counter[str] = Counter()
     newest: dict[str, DeadLetterRecord] = {}
-    for letter in letters(storage, queue, wanted):
+    for letter in find_dead_letters(storage, queue, wanted):
         reasons[letter.reason] += 1
         names[letter.name] += 1
         types[letter.error_type] += 1
@@ -191,7 +191,7 @@ def count_letters(storage: Storage, queue: str, wanted: DeadLetterFilter) -> Dea
     )
 
 
-def retry_letters(
+def retry_dead_letters(
     storage: Storage,
     queue: str,
     ids: Iterable[str],
@@ -211,7 +211,7 @@ def retry_letters(
     return counts
 
 
-def move_letters(
+def move_dead_letters(
     storage: Storage,
     queue: str,
     to: str,

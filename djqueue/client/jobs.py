@@ -411,12 +411,12 @@ def job(
         if redact is not None and not callable(redact):
             raise OptionError(f"redact: expected a function, got {redact!r}")
         check_importable(function, name)
-        path = f"{function.__module__}.{function.__qualname__}" if name is None else name
-        label = check_text("name", path)
+        path = f"{function.__module__}.{function.__qualname__}"
+        job_name = check_text("name", path if name is None else name)
         arguments = read_arguments(function) if checked and batch is None else None
         job_type = JobType(
             function,
-            label,
+            job_name,
             given,
             backoff=backoff,
             batch=batch,
@@ -425,9 +425,9 @@ def job(
             **execution,
         )
         envelope.check(given)
-        schedule = declared.check(label, label, when) if when else None
+        schedule = declared.check(job_name, job_name, when) if when else None
         if schedule is not None and arguments is not None:
-            arguments.check_scheduled(label)
+            arguments.check_scheduled(job_name)
         registry.add(job_type)
         if schedule is not None:
             declared.add(schedule)

@@ -24,12 +24,12 @@ from .deadletters import (
     DeadLetterFilter,
     MovedDead,
     RetriedDead,
-    count_letters,
-    letters,
-    move_letters,
+    check_limit,
+    count_dead_letters,
+    find_dead_letters,
+    move_dead_letters,
     read_filter,
-    read_limit,
-    retry_letters,
+    retry_dead_letters,
 )
 from .declarations import registry
 from .flows import Node
@@ -354,13 +354,13 @@ class Queue:
 
         Raises OptionError.
         """
-        return list(islice(self._letters(filters), read_limit(limit)))
+        return list(islice(self._find_dead_letters(filters), check_limit(limit)))
 
     adead_letters = asynchronous(dead_letters)
 
     def count_dead(self, /, **filters: Any) -> DeadLetterCounts:
         """Count the dead letters by reason, job name, error type and fingerprint of the error."""
-        return count_letters(self.storage, self.name, self._letter_filter(filters))
+        return count_dead_letters(self.storage, self.name, self._dead_letter_filter(filters))
 
     acount_dead = asynchronous(count_dead)
 
@@ -385,14 +385,14 @@ class Queue:
 
         Raises OptionError.
         """
-        maximum = read_limit(limit)
+        maximum = check_limit(limit)
         if ids is not None and filters:
             raise OptionError("retry_dead: ids and filters can't be combined: remove one of them")
         if ids is None:
-            ids = (letter.id for letter in self._letters(filters))
+            ids = (letter.id for letter in self._find_dead_letters(filters))
         else:
             ids = [check_text("ids", id) for id in check_ids(ids)]
-        return retry_letters(self.storage, self.name, ids, maximum, dry_run=dry_run, progress=progress)
+        return retry_dead_letters(self.storage, self.name, ids, maximum, dry_run=dry_run, progress=progress)
 
     aretry_dead = asynchronous(retry_dead)
 
@@ -416,9 +416,11 @@ class Queue:
         Raises OptionError, UnknownQueueError.
         """
         self._check_target(to)
-        maximum = read_limit(limit)
-        ids = (letter.id for letter in self._letters(filters))
-        return move_letters(self.storage, self.name, to, ids, maximum, dry_run=dry_run, progress=progress)
+        maximum = check_limit(limit)
+        ids = (letter.id for letter in self._find_dead_letters(filters))
+        return move_dead_letters(
+            self.storage, self.name, to, ids, maximum, dry_run=dry_run, progress=progress
+        )
 
     amove_dead = asynchronous(move_dead)
 
@@ -546,7 +548,7 @@ class Queue:
             older_than: Seconds since they ended, or were enqueued if they are pending.
             limit: The maximum number of jobs to remove.
         """
-        maximum = read_limit(limit)
+        maximum = check_limit(limit)
         wanted = []
         for name in states:
             if name not in {str(state) for state in State} or name == State.ACTIVE:
@@ -679,11 +681,11 @@ class Queue:
             raise OptionError("update: expected payload, priority or both")
         return None
 
-    def _letters(self, filters: Mapping[str, Any]) -> Iterator[DeadLetterRecord]:
-        return letters(self.storage, self.name, self._letter_filter(filters))
+    def _find_dead_letters(self, filters: Mapping[str, Any]) -> Iterator[DeadLetterRecord]:
+        return find_dead_letters(self.storage, self.name, self._dead_letter_filter(filters))
 
     @staticmethod
-    def _letter_filter(filters: Mapping[str, Any]) -> DeadLetterFilter:
+    def _dead_letter_filter(filters: Mapping[str, Any]) -> DeadLetterFilter:
         for name in filters:
             if name not in FILTERS:
                 raise OptionError(f"unknown filter {name!r}{nearest(name, FILTERS)}")

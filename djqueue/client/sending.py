@@ -30,6 +30,21 @@ BULK = 1_000
 """Jobs of `enqueue_many` in one call of the storage."""
 
 
+def chunks(entries: Iterable[T], size: int = BULK) -> Iterator[list[T]]:
+    """Yield the entries of a bulk call in lists of at most `size`."""
+    source = iter(entries)
+    while chunk := list(islice(source, size)):
+        yield chunk
+
+
+def checked_first(batches: Iterable[Batch], *sources: object) -> Iterable[Batch]:
+    """Return batches all of which are made now if their sources have lengths, and each when needed if not.
+
+    Then no job of a list is stored if one is wrong, and an iterator needs no memory for its payloads.
+    """
+    return list(batches) if all(isinstance(source, Sized) for source in sources) else batches
+
+
 def send(storage: Storage, batches: Iterable[Batch], when: When = False) -> list[EnqueueResult]:
     """Enqueue batches, a call of the storage for each; cached results come back decoded.
 
@@ -43,9 +58,9 @@ def send(storage: Storage, batches: Iterable[Batch], when: When = False) -> list
         if (deferred := defer(storage, batches, alias, send)) is not None:
             return deferred
     results: list[EnqueueResult] = []
-    made = sum(len(batch.payloads) for batch in batches) if isinstance(batches, list) else 0
+    count = sum(len(batch.payloads) for batch in batches) if isinstance(batches, list) else 0
     try:
-        with gc_paused(made):
+        with gc_paused(count):
             for batch, answers in _each(storage, batches):
                 results += _with_decoded(storage, batch, answers)
     except Exception as error:
@@ -123,21 +138,6 @@ async def asend_one(storage: Storage, batch: Batch, when: When = False) -> Enque
     if when:
         return (await asend(storage, [batch], when))[0]
     return (await _awith_decoded(storage, batch, await aenqueue(storage, batch)))[0]
-
-
-def chunks(entries: Iterable[T], size: int = BULK) -> Iterator[list[T]]:
-    """Yield the entries of a bulk call in lists of at most `size`."""
-    source = iter(entries)
-    while chunk := list(islice(source, size)):
-        yield chunk
-
-
-def checked_first(batches: Iterable[Batch], *sources: object) -> Iterable[Batch]:
-    """Return batches all of which are made now if their sources have lengths, and each when needed if not.
-
-    Then no job of a list is stored if one is wrong, and an iterator needs no memory for its payloads.
-    """
-    return list(batches) if all(isinstance(source, Sized) for source in sources) else batches
 
 
 def _add_note(error: Exception, results: Sequence[EnqueueResult]) -> None:

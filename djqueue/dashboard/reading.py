@@ -63,7 +63,7 @@ Parts = Callable[[HttpRequest], Hashable]
 class Watch:
     """The cached reads that a thread has used, and until when they are valid.
 
-    Attributes:
+    Args:
         since: Monotonic milliseconds. A value read since then, and determined by the storage alone, has the
         version that was known then.
         covered: Keys whose values are part of the version.
@@ -152,6 +152,23 @@ class ReadCache:
         self._watches.current = None
         return watch
 
+    def last(self, key: Hashable) -> CachedRead[Any] | None:
+        """Return the cached value, however old."""
+        with self._lock:
+            entry = self._entries.get(key)
+        return None if entry is None else entry.cached
+
+    def forget(self) -> None:
+        """Read everything anew, because a user has just changed something."""
+        with self._lock:
+            for entry in self._entries.values():
+                entry.tick = LONG_AGO
+
+    def clear(self) -> None:
+        """Empty the cache."""
+        with self._lock:
+            self._entries.clear()
+
     def _read(self, entry: _CacheEntry, fetch: Callable[[], T], fresh: int) -> CachedRead[T]:
         cached = entry.cached
         if cached is not None and self._is_fresh(entry, fresh):
@@ -181,23 +198,6 @@ class ReadCache:
             return entry.cached
         finally:
             entry.lock.release()
-
-    def last(self, key: Hashable) -> CachedRead[Any] | None:
-        """Return the cached value, however old."""
-        with self._lock:
-            entry = self._entries.get(key)
-        return None if entry is None else entry.cached
-
-    def forget(self) -> None:
-        """Read everything anew, because a user has just changed something."""
-        with self._lock:
-            for entry in self._entries.values():
-                entry.tick = LONG_AGO
-
-    def clear(self) -> None:
-        """Empty the cache."""
-        with self._lock:
-            self._entries.clear()
 
     def _fetch(self, last: CachedRead[T] | None, fetch: Callable[[], T]) -> CachedRead[T]:
         try:

@@ -106,23 +106,23 @@ class Pages:
         self, name: str, route: str, right: str, label: Any = "", parts: Parts | None = None
     ) -> Callable[[View], View]:
         """Register a view that shows data."""
-        return self._listed(name, route, right, "GET", label, parts)
+        return self._register(name, route, right, "GET", label, parts)
 
     def act(self, name: str, route: str, right: str) -> Callable[[View], View]:
         """Register a view that performs an action."""
-        return self._listed(name, route, right, "POST", "", None)
+        return self._register(name, route, right, "POST", "", None)
 
-    def _listed(
+    def _register(
         self, name: str, route: str, right: str, method: str, label: Any, parts: Parts | None
     ) -> Callable[[View], View]:
-        def listed(view: View) -> View:
+        def register(view: View) -> View:
             page = DashboardPage(
                 name=name, route=route, view=view, right=right, method=method, label=label, parts=parts
             )
             self.all.append(page)
             return view
 
-        return listed
+        return register
 
 
 class Crumb(NamedTuple):
@@ -234,8 +234,8 @@ class DashboardSite:
         error = error or ("" if read is None else read.error)
         shown = SYSTEM_CLOCK.now() if as_of is None else as_of
         notice = _notice(error, as_of)
-        whole = {**context, "dashboard": self, "may": rights.Rights(request), "as_of": shown}
-        html = render_to_string(part, whole, request)
+        live_context = {**context, "dashboard": self, "may": rights.Rights(request), "as_of": shown}
+        html = render_to_string(part, live_context, request)
         tag = reading.tag_of(request, html)
         response: HttpResponse
         if is_partial(request):
@@ -243,7 +243,7 @@ class DashboardSite:
             response = HttpResponse(status=304) if same else HttpResponse(html, status=status)
             response[PAGE_TAG] = str(tag)
         else:
-            about = {
+            page_context = {
                 **self.site.each_context(request),
                 "title": title,
                 "subtitle": None,
@@ -260,7 +260,7 @@ class DashboardSite:
                 "notice": notice,
             }
             names = [f"djqueue/dashboard/{name}" for name in (template, "base.html")]
-            response = TemplateResponse(request, names, {**about, **whole}, status=status)
+            response = TemplateResponse(request, names, {**page_context, **live_context}, status=status)
         response[AS_OF] = str(shown)
         if error:
             response[UNAVAILABLE] = "1"
@@ -298,6 +298,13 @@ class DashboardSite:
         link = _("View queue %(queue)s") % {"queue": queue}, self.url("queue", queue)
         return self.not_found(request, _("Job not found"), text, tab=tab, crumbs=crumbs, link=link)
 
+    def back(self, request: HttpRequest, page: str, *args: Any, **query: Any) -> HttpResponse:
+        """Redirect after an action to the page named in the form, otherwise to the given page."""
+        target = request.POST.get("djq_back", "")
+        if target.startswith(self.url("changelist")) and url_has_allowed_host_and_scheme(target, None):
+            return HttpResponseRedirect(target)
+        return HttpResponseRedirect(self.url(page, *args, **query))
+
     def _unchanged(self, request: HttpRequest, parts: reading.Parts) -> HttpResponse | None:
         """Return the response to an open page that is still current; None if it must be rendered."""
         fresh = reading.watch_page(request, parts)
@@ -310,13 +317,6 @@ class DashboardSite:
         if notice := _notice("", None):
             response[NOTICE] = quote(notice)
         return response
-
-    def back(self, request: HttpRequest, page: str, *args: Any, **query: Any) -> HttpResponse:
-        """Redirect after an action to the page named in the form, otherwise to the given page."""
-        target = request.POST.get("djq_back", "")
-        if target.startswith(self.url("changelist")) and url_has_allowed_host_and_scheme(target, None):
-            return HttpResponseRedirect(target)
-        return HttpResponseRedirect(self.url(page, *args, **query))
 
     def _unavailable(self, request: HttpRequest, page: DashboardPage, error: StorageError) -> HttpResponse:
         """Return an empty page if the storage is unreachable."""

@@ -106,7 +106,7 @@ class WorkerRunner:
         with visible_logs(options["verbosity"]), interruptible():
             try:
                 # Checks the options, and imports all handlers, which the children then share.
-                worker = self._worker(options)
+                worker = self._make_worker(options)
                 if options["verbosity"]:
                     self._stdout.write(banner(worker, number))
                     self._stdout.flush()
@@ -139,18 +139,18 @@ class WorkerRunner:
         """
         verbosity, is_child = options["verbosity"], on_started is not None
         with visible_logs(verbosity), interruptible(CHILD_SIGNALS if is_child else (signal.SIGTERM,)):
-            worker = self._worker(options)
+            worker = self._make_worker(options)
             worker.on_started = on_started
             worker.is_replaceable = is_child
             worker.attempt_count = self._attempt_count
-            keeper = self._keeper(worker)
+            keeper = self._start_keeper(worker)
             try:
                 self._connect(worker, starts_scheduler=not is_child and not options["join"])
                 declare_now(worker.storage)
                 annotate_version(worker.storage)
                 if is_child:
                     if verbosity and reports:
-                        self._report(worker)
+                        self._write_findings(worker)
                     # The lease keeper, which ignores the signals instead, has already been forked.
                     let_forks_end()
                     with self._running_celery():
@@ -181,7 +181,7 @@ class WorkerRunner:
         is_used_up = limit is not None and counters.claimed - counters.released >= limit
         return RECYCLED if is_used_up or worker.was_recycled else FINISHED
 
-    def _worker(self, options: dict[str, Any]) -> Worker:
+    def _make_worker(self, options: dict[str, Any]) -> Worker:
         try:
             storage, queues = get_storage(), options["queues"]
             handlers: dict[str, Any] | None = None
@@ -220,7 +220,7 @@ class WorkerRunner:
         finally:
             self._celery.stop()
 
-    def _keeper(self, worker: Worker) -> LeaseKeeper | None:
+    def _start_keeper(self, worker: Worker) -> LeaseKeeper | None:
         """Fork the process that renews the worker's leases while a handler blocks this one."""
         patience = get_settings().stuck_timeout
         if not (patience and self._own_process and not worker.storage.capabilities.in_process and can_keep()):
@@ -253,12 +253,12 @@ class WorkerRunner:
         if verbosity:
             self._stdout.write(banner(worker))
             self._stdout.flush()
-            self._report(worker)
+            self._write_findings(worker)
         if not worker.handlers:
             self._stderr.write(self._warning(NO_HANDLERS))
         serve(worker)
 
-    def _report(self, worker: Worker) -> None:
+    def _write_findings(self, worker: Worker) -> None:
         for finding in findings(worker):
             self._stderr.write(self._warning(finding))
 
@@ -304,17 +304,17 @@ def roles(
     children = []
     has_scheduler = storage.capabilities.scheduler is not None
     if has_scheduler and not joins:
-        children.append(ProcessRole("scheduler", partial(_reported, run_scheduler), 0))
+        children.append(ProcessRole("scheduler", partial(_run_role, run_scheduler), 0))
     if is_mirrored(storage) or (storage.capabilities.has_outbox and not has_scheduler):
-        children.append(ProcessRole("mirror", partial(_reported, run_mirror), 0))
+        children.append(ProcessRole("mirror", partial(_run_role, run_mirror), 0))
     if is_scheduled(storage, get_settings().backup):
         # It stops with the workers, not after them: a backup can be taken later.
-        children.append(ProcessRole("backup", partial(_reported, run_backups), 1))
+        children.append(ProcessRole("backup", partial(_run_role, run_backups), 1))
     for number in range(1, processes + 1):
         name = f"worker {number}"
         one = worker_id if worker_id is None or processes == 1 else f"{worker_id}-{number}"
         children.append(
-            ProcessRole(name, partial(_reported, partial(run_worker, number, one)), 1, is_worker=True)
+            ProcessRole(name, partial(_run_role, partial(run_worker, number, one)), 1, is_worker=True)
         )
     return children
 
@@ -374,7 +374,7 @@ def run_backups(ready: Ready) -> int:
         return FINISHED if run_schedule(schedule, stop, ready) else RECYCLED
 
 
-def _reported(run: Callable[[Ready], int], ready: Ready) -> int:
+def _run_role(run: Callable[[Ready], int], ready: Ready) -> int:
     """Run a role; write its errors as the command does, and return the exit code."""
     try:
         return run(ready)

@@ -226,12 +226,12 @@ class Bulk:
     def work(self) -> int:
         """Do some parts of the due operations; return the number of jobs that have an outcome now."""
         now = self._clock.now()
-        looked_at = 0
+        count = 0
         due = _open(self._alias).filter(Q(held_until__lte=now) | Q(holder=self._holder), start_at__lte=now)
         for row in due.order_by("pk")[:PARTS]:
             if self._take(row):
-                looked_at += self._continue(row)
-        return looked_at
+                count += self._continue(row)
+        return count
 
     def leave(self) -> None:
         """Release all rows, so that other processes can continue at once."""
@@ -257,7 +257,7 @@ class Bulk:
                 break
             outcomes, position = self._do_part(row, selection, limit)
             total += sum(outcomes.values())
-            if not self._note(row, outcomes, position) or position is None:
+            if not self._save_progress(row, outcomes, position) or position is None:
                 break
         return total
 
@@ -316,7 +316,7 @@ class Bulk:
         elapsed = max(0, self._clock.now() - to_milliseconds(row.started_at))
         return max(0, min(PART, row.rate + elapsed * row.rate // 1_000 - row.looked_at))
 
-    def _note(self, row: BulkOperation, outcomes: Counter[str], position: Position | None) -> bool:
+    def _save_progress(self, row: BulkOperation, outcomes: Counter[str], position: Position | None) -> bool:
         """Note the result of a part; return False if another process has the row, or it was aborted."""
         now = self._clock.now()
         row.looked_at += sum(outcomes.values())
@@ -390,6 +390,7 @@ def _next(selection: Selection, index: int, after: Any, more: bool, states: int 
 
 
 def _beginning(selection: Selection) -> dict[str, Any]:
+    """Return the position of the first part. Raises OptionError without queues."""
     if not selection.queues:
         raise OptionError("queues: name at least one")
     return {"queue": 0, "after": None}

@@ -168,8 +168,8 @@ class Firing:
 
     Args:
         alias: The database with the rows.
-        grace: Milliseconds after which another process's slot is taken over.
-        sure: Milliseconds for which the storage knows every job that was enqueued.
+        takeover_after: Milliseconds after which another process's slot is taken over.
+        ids_known_for: Milliseconds for which the storage knows every job that was enqueued.
         lock: Shared by all that fire in the same storage in one process.
     """
 
@@ -179,15 +179,15 @@ class Firing:
         alias: str,
         *,
         clock: Clock | None = None,
-        grace: int = TAKEOVER_AFTER,
-        sure: int = IDS_KNOWN_FOR,
+        takeover_after: int = TAKEOVER_AFTER,
+        ids_known_for: int = IDS_KNOWN_FOR,
         lock: "Lock | None" = None,
     ) -> None:
         self.clock = clock or DatabaseClock(alias)
         self._storage = storage
         self._alias = alias
-        self._grace = grace
-        self._sure = sure
+        self._takeover_after = takeover_after
+        self._ids_known_for = ids_known_for
         self._lock = lock or Lock()
         self._is_declared = False
         self._mine: dict[int, int] = {}
@@ -279,7 +279,7 @@ class Firing:
         if began is None or self._mine.get(row.pk) == began:
             return True
         age = now - began
-        return not 0 <= age < self._grace or (age >= DEAD_TAKEOVER_AFTER and _is_gone(row.firing_by))
+        return not 0 <= age < self._takeover_after or (age >= DEAD_TAKEOVER_AFTER and _is_gone(row.firing_by))
 
     # Firing.
 
@@ -333,28 +333,28 @@ class Firing:
 
     def _send(self, attempts: Sequence[FiringAttempt], known: KnownStates) -> list[FiredSlots]:
         """Enqueue the jobs that do not exist yet."""
-        sent = [self._divide(attempt, known) for attempt in attempts]
+        divided = [self._divide(attempt, known) for attempt in attempts]
         if layers_of(get_settings()).enqueue:
-            return self._send_apart(sent)
-        batches = [one.missing for one in sent if one.wanted]
+            return self._send_apart(divided)
+        batches = [one.missing for one in divided if one.wanted]
         if not batches:
-            return sent
+            return divided
         try:
             answers = iter(self._enqueue(batches))
         except StorageUnavailableError:
             raise
         except DjqueueError:
-            return self._send_apart(sent)
+            return self._send_apart(divided)
         answered = []
-        for one in sent:
+        for one in divided:
             batch = one.missing
             answered.append(one.answered([(batch, next(answers)) for _ in one.wanted], ""))
         return answered
 
-    def _send_apart(self, sent: Sequence[FiredSlots]) -> list[FiredSlots]:
+    def _send_apart(self, divided: Sequence[FiredSlots]) -> list[FiredSlots]:
         """Enqueue each attempt by itself: one that a full queue refuses must not hold up the rest."""
         accepted = []
-        for one in sent:
+        for one in divided:
             row = one.attempt.row
             try:
                 accepted.append(self._send_one(one) if one.wanted else one)
@@ -372,26 +372,26 @@ class Firing:
                 self._refused.discard(row.pk)
         return accepted
 
-    def _send_one(self, sent: FiredSlots) -> FiredSlots:
+    def _send_one(self, divided: FiredSlots) -> FiredSlots:
         """Enqueue the jobs of an attempt through the middleware, which may refuse or change them."""
-        row = sent.attempt.row
+        row = divided.attempt.row
 
         def enqueue(batch: Batch) -> list[EnqueueResult]:
             # The attempts before this one, too, have taken time since the row was marked.
             if not 0 <= self.clock.now() - self._mine[row.pk] <= ENQUEUE_WITHIN:
-                self._renew(sent.attempt)
+                self._renew(divided.attempt)
             return self._enqueue([batch])
 
-        answers, error = _enqueue_through(layers_of(get_settings()).enqueue, sent.missing, enqueue)
+        answers, error = _enqueue_through(layers_of(get_settings()).enqueue, divided.missing, enqueue)
         reason = NOT_PASSED if error is None else f"{type(error).__name__}: {error}"
-        answered = sent.answered(answers, reason)
+        answered = divided.answered(answers, reason)
         if error is not None:
             logger.error(
                 "Schedule %s: the middleware raised %s; %d of %d jobs were enqueued.",
                 row.name,
                 reason,
-                len(answered.jobs) - len(sent.jobs),
-                len(sent.wanted),
+                len(answered.jobs) - len(divided.jobs),
+                len(divided.wanted),
                 exc_info=error,
             )
         return answered
@@ -432,7 +432,7 @@ class Firing:
     def _is_in_doubt(self, attempt: FiringAttempt, slot: int) -> bool:
         """Return whether the job may have been enqueued so long ago that its record is gone."""
         began = _instant_of(attempt.row.firing_at)
-        if began is None or slot > began or self.clock.now() - began <= self._sure:
+        if began is None or slot > began or self.clock.now() - began <= self._ids_known_for:
             return False
         logger.warning(
             "Schedule %s: skipped its run at %s, which may have been enqueued already.",
@@ -490,6 +490,8 @@ class Firing:
                 slot = row.next_slot(now)
                 if slot is not None and slot < (_instant_of(row.next_run_at) or 0):
                     self._move(row, slot)
+
+    # Rows.
 
     def _enabled(self) -> "QuerySet[CronJob]":
         return self._rows().filter(enabled=True)

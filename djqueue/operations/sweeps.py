@@ -99,10 +99,10 @@ def firing_of(storage: Storage) -> Firing:
     capabilities = storage.capabilities
     if capabilities.scheduler is not None:
         # There is one scheduler, so a process that has begun with a slot is gone.
-        return Firing(storage, alias, clock=capabilities.scheduler.clock, grace=0, lock=lock)
+        return Firing(storage, alias, clock=capabilities.scheduler.clock, takeover_after=0, lock=lock)
     if capabilities.in_process:
         # The jobs of another process are unknown here, and gone with it.
-        return Firing(storage, alias, sure=0, lock=lock)
+        return Firing(storage, alias, ids_known_for=0, lock=lock)
     return Firing(storage, alias, lock=lock)
 
 

@@ -128,6 +128,7 @@ class ClaimLoop:
         self._wait: int | None = None
         """Milliseconds after which the next claim may find a job, if the storage knows."""
         self._looked_empty = False
+        """True if the queues were empty at the last look: one more empty claim ends `until_empty`."""
         self._retry_due = 0
         """Monotonic milliseconds until which a job that failed here is due for a retry."""
 
@@ -298,9 +299,7 @@ class ClaimLoop:
         self._events.counters.completed += completed
 
     def _report_later(self, run: Run, now: int) -> None:
-        """Report an outcome again whose job another transaction has locked, later and later, and the others
-        meanwhile.
-        """
+        """Report a run again whose job another transaction has locked, after a growing delay."""
         self._reporting.add(run)
         delay = min(max(FIRST_RETRY, (now - run.ended) / 1_000), LAST_RETRY)
         asyncio.get_running_loop().call_later(delay, self._report_again, run)
@@ -332,8 +331,9 @@ class ClaimLoop:
         run.error = None
 
     def _dispatch(self, request: ClaimRequest, claims: Claims) -> None:
+        """Start the claimed jobs; release those that may not or cannot run here."""
         probation = self._probation
-        is_isolated = probation.alone() > 0 or (
+        must_release = probation.alone() > 0 or (
             probation.left() > 0 and bool(claims.jobs) and claims.jobs[-1].stalls > 0
         )
         probation.learn(request, claims)
@@ -344,14 +344,14 @@ class ClaimLoop:
             self._wait = left if claims.wait is None else min(left, claims.wait)
         if not claims.jobs:
             return
-        now = self._clock.monotonic()
-        verbose = self._events.verbose
         self._events.counters.claimed += len(claims.jobs)
-        if is_isolated:
+        if must_release:
             # These were requested before the last stalled job started: another worker may run them.
             for claimed in claims.jobs:
                 self._release(claimed)
             return
+        now = self._clock.monotonic()
+        verbose = self._events.verbose
         runs: list[Run] = []
         for claimed in claims.jobs:
             handler = self._handlers.get(claimed.name)

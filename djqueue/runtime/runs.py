@@ -28,7 +28,8 @@ CURRENT: ContextVar["Run | None"] = ContextVar("djqueue_current_run", default=No
 """The run that this thread or task executes."""
 _NUMBER = struct.Struct("<q")
 _stopping = Lock()
-"""Guards the reason to stop and the event of every run: only runs that are stopped, or use it, take it."""
+"""Guards `stop` and `_cancelled` of all runs. One lock suffices: only a stop, or a handler that uses
+`cancelled`, takes it."""
 
 
 class Stop(IntEnum):

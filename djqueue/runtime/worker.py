@@ -42,20 +42,21 @@ UNREGISTER_TIMEOUT = 5.0
 class Worker:
     """Runs jobs until it is stopped, or until `until_empty` or `max_jobs` ends it. It can run only once.
 
-    storage: Storage with the jobs; the one in the settings unless given.
-    queues: Names of the queues to serve, or one name; None serves all queues.
-    handlers: Functions by job name; None serves every `@job` function. A function takes the job, or the
-        job and `done(error=None, result=None)`, and may be async. Only jobs with these names are claimed.
-    concurrency: Number of jobs that run at once.
-    worker_id: Name of the worker; host, process ID and a random part unless given.
-    shutdown_timeout: Seconds that running jobs have to finish after `stop`.
-    heartbeat: Seconds between heartbeats, which renew the leases of running jobs.
-    until_empty: Stop when no job that this worker could run is waiting, active anywhere, or due within a
-        minute, and no job that failed here is due for a retry.
-    max_jobs: Stop after this many attempts.
-    maintain: Also run the storage's periodic maintenance.
-    connect: Connect the storage; False if the caller has connected it.
-    inline: Run all jobs in this process, whatever executor is chosen for them. For tests.
+    Args:
+        storage: Storage with the jobs; the one in the settings unless given.
+        queues: Names of the queues to serve, or one name; None serves all queues.
+        handlers: Functions by job name; None serves every `@job` function. A function takes the job, or the
+            job and `done(error=None, result=None)`, and may be async. Only jobs with these names are claimed.
+        concurrency: Number of jobs that run at once.
+        worker_id: Name of the worker; host, process ID and a random part unless given.
+        shutdown_timeout: Seconds that running jobs have to finish after `stop`.
+        heartbeat: Seconds between heartbeats, which renew the leases of running jobs.
+        until_empty: Stop when no job that this worker could run is waiting, active anywhere, or due within a
+            minute, and no job that failed here is due for a retry.
+        max_jobs: Stop after this many attempts.
+        maintain: Also run the storage's periodic maintenance.
+        connect: Connect the storage; False if the caller has connected it.
+        inline: Run all jobs in this process, whatever executor is chosen for them. For tests.
 
     In a coroutine, use `await worker.run()` or `async with worker:`. Elsewhere, `worker.start()` runs the
     worker in a thread, and `worker.stop()` and `worker.join()` end it; `with worker:` does all three.
@@ -96,7 +97,7 @@ class Worker:
         if self.storage.on_incidents is None:
             self.storage.on_incidents = announce_incidents
         self.handlers = read_handlers(handlers)
-        self._for_processes = [] if inline else handlers_for_processes(self.handlers, self.settings)
+        self._process_handlers = [] if inline else handlers_for_processes(self.handlers, self.settings)
         self.on_started: Callable[[], None] | None = None
         """Called on the worker's loop when it claims jobs."""
         self.kind = EMBEDDED
@@ -177,7 +178,8 @@ class Worker:
 
         Returns at once. May be called more than once, from any thread, and in a signal handler.
 
-        hurry: Ask running jobs to stop at once, and release those that do not.
+        Args:
+            hurry: Ask running jobs to stop at once, and release those that do not.
         """
         self.stopping = True
         self._hurrying = self._hurrying or hurry
@@ -336,8 +338,8 @@ class Worker:
         )
 
     def _make_executor(self, context: WorkerContext) -> Executor:
-        if self._for_processes:
-            return ExecutorRouter(context, self.reports, self._for_processes)
+        if self._process_handlers:
+            return ExecutorRouter(context, self.reports, self._process_handlers)
         return InlineExecutor(context)
 
     async def _start(self) -> None:

@@ -100,7 +100,7 @@ class _Moves:
         """Fire the due schedules; return the milliseconds until the next one is due."""
         alias = alias_of(storage)
         if self._firing is None:
-            self._firing = Firing(storage, alias, clock=self.clock, sure=0)
+            self._firing = Firing(storage, alias, clock=self.clock, ids_known_for=0)
         self._firing.fire()
         rows = CronJob.objects.using(alias).filter(enabled=True, next_run_at__isnull=False)
         times = [row.timing().fires_at(to_milliseconds(row.next_run_at), row.name) for row in rows]

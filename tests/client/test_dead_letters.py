@@ -173,7 +173,7 @@ def test_move_dead_counts_dead_letters_changed_meanwhile(queue, monkeypatch, dry
 
     # The page has been read.
     letters = list(queue.dead_letters())
-    monkeypatch.setattr(queues, "letters", lambda *_: iter(letters))
+    monkeypatch.setattr(queues, "find_dead_letters", lambda *_: iter(letters))
 
     answer = queue.move_dead("broken", dry_run=dry_run, progress=meanwhile)
 

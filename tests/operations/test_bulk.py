@@ -180,7 +180,7 @@ def test_operation_of_a_dead_process_is_finished_by_another(storage, clock, work
     monkeypatch.setattr(bulk, "PART", 2)
     fail(storage, count=5)
     begin(BulkKind.RETRY, clock)
-    monkeypatch.setattr(worker, "_note", lambda *_: pytest.fail("it dies behind the first part"))
+    monkeypatch.setattr(worker, "_save_progress", lambda *_: pytest.fail("it dies behind the first part"))
     with pytest.raises(pytest.fail.Exception):
         worker.work()
     other = Bulk(storage, ALIAS, clock)

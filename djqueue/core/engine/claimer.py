@@ -147,11 +147,13 @@ class Claimer:
         claimed: list[Claimed],
         changes: PendingChanges,
     ) -> int:
+        """Start jobs taken from the ready ones, and return how many; expired ones fail."""
         now, lease = changes.now, queue.policy.lease
         until = tick + lease
         context, observed = self._context, queue.observed
         journal, tokens, shards, mask = context.journal, context.tokens, context.processing, context.mask
         worker, process = request.worker, request.process
+        # Faster than the constructor: this runs for every job.
         new = tuple.__new__
         started = 0
         grouped = len(queue.groups) > 0

@@ -120,11 +120,11 @@ class Enqueuer:
             if options.unique_key is not None:
                 owner = queue.unique.owner(options.unique_key, now)
                 if owner is not None:
-                    way = queue.succeed(job, owner, changes)
-                    if way is None:
+                    handover = queue.hand_over_key(job, owner, changes)
+                    if handover is None:
                         results.append(EnqueueResult(owner.id, "duplicate", queue.name, owner.state))
                         continue
-                    replaced, behind = way.replaced, way.behind
+                    replaced, behind = handover.replaced, handover.behind
             grows = queue.drops is not None and replaced is None
             if grows and not queue.make_room(options.priority, changes):
                 # This is the first job of the batch: an earlier one could be dropped for it.
@@ -166,8 +166,8 @@ def _growth(queue: JobQueue, batch: Batch, now: int) -> int:
     if owner is None:
         return 1
     active = owner if owner.state is State.ACTIVE else None
-    way = succession(batch.options.on_duplicate, active, queue.pending_rival(owner))
-    return int(way is not None and way.replaced is None)
+    handover = succession(batch.options.on_duplicate, active, queue.pending_rival(owner))
+    return int(handover is not None and handover.replaced is None)
 
 
 def _full(queue: JobQueue, count: int) -> QueueFullError:

@@ -200,17 +200,19 @@ class JobQueue:
         self._bury(job, REJECTED, JobFailure(*job.options.rejected), changes, in_group=False)
         changes.note_incident(job, "failed")
 
-    def succeed(
+    def hand_over_key(
         self, job: EngineJob, owner: EngineJob, changes: PendingChanges
     ) -> Succession[EngineJob] | None:
         """Give a new job the unique key that another has, if its `on_duplicate` says so; None if not."""
         is_active = owner.state is State.ACTIVE
-        way = succession(job.options.on_duplicate, owner if is_active else None, self.pending_rival(owner))
-        if way is not None and way.replaced is not None:
-            if way.keeps_time and way.replaced.state is not State.BLOCKED:
-                job.run_at = min(job.run_at, way.replaced.run_at)
-            self.cancel_pending(way.replaced, REPLACED, changes)
-        return way
+        handover = succession(
+            job.options.on_duplicate, owner if is_active else None, self.pending_rival(owner)
+        )
+        if handover is not None and handover.replaced is not None:
+            if handover.keeps_time and handover.replaced.state is not State.BLOCKED:
+                job.run_at = min(job.run_at, handover.replaced.run_at)
+            self.cancel_pending(handover.replaced, REPLACED, changes)
+        return handover
 
     def pending_rival(self, owner: EngineJob) -> EngineJob | None:
         """Return the job with an owner's unique key that has not started: the owner, or its successor."""
@@ -589,6 +591,7 @@ class JobQueue:
         *,
         in_group: bool = True,
     ) -> None:
+        """Make a job a dead letter; remove those above the maximum."""
         job.state = State.FAILED
         job.reason = reason
         job.error = error
@@ -610,6 +613,7 @@ class JobQueue:
         *,
         in_group: bool = True,
     ) -> None:
+        """Record that a job is cancelled."""
         job.state = State.CANCELLED
         job.reason = reason
         job.finished_at = changes.now
@@ -620,6 +624,7 @@ class JobQueue:
         self.note(job, "cancelled", changes)
 
     def _ended(self, job: EngineJob, changes: PendingChanges, *, in_group: bool = True) -> None:
+        """Release what an ended job held: key, group and dependencies."""
         successor = self.unique.release(job, job.finished_at)
         if in_group and job.options.concurrency_key is not None:
             self.leave_group(job)

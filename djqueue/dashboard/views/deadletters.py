@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from djqueue.client import get_storage
-from djqueue.client.deadletters import DeadLetterFilter, fingerprint, letters, read_filter
+from djqueue.client.deadletters import DeadLetterFilter, find_dead_letters, fingerprint, read_filter
 from djqueue.core.errors import OptionError
 from djqueue.core.job import DEAD_LETTER_REASONS, DeadLetterRecord
 from djqueue.core.states import State
@@ -250,7 +250,7 @@ def _read_all(names: Sequence[str], at: int) -> DeadLetterSample:
     capped = False
     everything: Any = read_filter()
     for name in names:
-        for dead_letter in letters(get_storage(), name, everything):
+        for dead_letter in find_dead_letters(get_storage(), name, everything):
             if len(collected) == MAX_EXAMINED:
                 capped = True
                 break

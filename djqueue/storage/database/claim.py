@@ -57,8 +57,9 @@ class Claim(NamedTuple):
 
 
 CLAIM = ("id", *Claim._fields[1:])
+"""Columns of `djqueue_claim`, in the order of `Claim`."""
 COLUMNS = ", ".join(CLAIM)
-"""Its columns."""
+"""The same, as SQL."""
 PROMOTED = 1_000
 """Maximum number of due jobs that one claim promotes."""
 LOCKED = 50
@@ -85,19 +86,19 @@ class ReadyRow(NamedTuple):
 
 
 TAKEN = "id, rank, seq, name, concurrency_key, weight, stalls, expires_at"
-"""Its columns."""
+"""Columns of `ReadyRow`, as SQL."""
 START = (
     "UPDATE djqueue_job SET state = 'active', attempts = attempts + 1, started_at = ?, worker = ?, "
     f"token = CASE WHEN token = 0 THEN id << {TOKENS} ELSE token END + 1, expires_at = NULL"
 )
 """Makes jobs active."""
+STARTED = "id, job_id, payload, options, token, attempts, failures, created_at, run_at"
+"""Columns that it returns."""
 NEXT_REST = (
     "SELECT rest_at FROM djqueue_rate_bucket WHERE queue = {} AND rest_at IS NOT NULL "
     "ORDER BY rest_at LIMIT 1"
 )
 """When the next resting group of a queue continues."""
-STARTED = "id, job_id, payload, options, token, attempts, failures, created_at, run_at"
-"""Columns of them that a claim then reads."""
 USED = "(SELECT COALESCE(SUM(weight), 0) FROM djqueue_claim WHERE queue = q.name)"
 """The slots of a queue's concurrency that its active jobs take."""
 
@@ -137,6 +138,7 @@ def claim(tx: Tx, request: ClaimRequest, *, waits: bool = True) -> Claims:
         if not _claim_from(
             (_claimable_queue(tx, name) for name in _rotated(tx, known)), tx, request, claimed, hints
         ):
+            # The second pass finds these hints again.
             hints.clear()
             names = used_queues(tx) if request.queues is None else request.queues
             candidates = [
@@ -164,7 +166,7 @@ def _claim_from(
     """Claim from queues until the request is fulfilled; return whether it is."""
     for queue in queues:
         if queue is not None:
-            _take(tx, queue, request, request.slots - len(claimed), claimed, hints)
+            _take(tx, queue, request, claimed, hints)
         if len(claimed) == request.slots or (claimed and claimed[-1].stalls):
             return True
     return False
@@ -191,7 +193,7 @@ def _claimable_queue(tx: Tx, name: str) -> ClaimableQueue | None:
 
 
 def _take(
-    tx: Tx, queue: ClaimableQueue, request: ClaimRequest, slots: int, claimed: list[Claimed], hints: list[int]
+    tx: Tx, queue: ClaimableQueue, request: ClaimRequest, claimed: list[Claimed], hints: list[int]
 ) -> None:
     """Claim from one queue; add to the hints the milliseconds until time alone may make more claimable."""
     if queue.paused:
@@ -203,8 +205,7 @@ def _take(
         end_rests(tx, name)
     is_plain = queue.rate is None and queue.concurrency is None and policy.limiter is None
     take = _take_first if is_plain and not queue.has_stalled else _take_within_limits
-    most = len(claimed) + slots
-    while (left := most - len(claimed)) > 0 and take(tx, queue, request, left, claimed, hints):
+    while (left := request.slots - len(claimed)) > 0 and take(tx, queue, request, left, claimed, hints):
         pass
     due = queue.due
     if due is not None and due <= tx.now:
@@ -334,19 +335,19 @@ def _choose(
     queue: ClaimableQueue,
     used: int,
     ready: Sequence[ReadyRow],
-    most: int,
+    limit: int,
     limiter: limiters.LockedLimiter | None,
     claimed: Sequence[Claimed],
     hints: list[int],
 ) -> tuple[list[ReadyRow], bool]:
-    """Return the first ready jobs that the limits allow, at most `most` besides expired ones, which take
+    """Return the first ready jobs that the limits allow, at most `limit` besides expired ones, which take
     nothing of any limit, but wait like others; and whether the limiter has refused the next one.
     """
     chosen: list[ReadyRow] = []
     started = 0
     for job in ready:
         weight = 0 if queue.concurrency is None else min(job.weight, queue.concurrency)
-        fits = started < most and (queue.concurrency is None or used + weight <= queue.concurrency)
+        fits = started < limit and (queue.concurrency is None or used + weight <= queue.concurrency)
         if fits and job.is_expired(tx.now):
             chosen.append(job)
             continue
@@ -365,11 +366,6 @@ def _choose(
         if job.stalls:
             break
     return chosen, False
-
-
-def taken(tx: Tx, queue: str) -> int:
-    """Return the slots of a queue's concurrency that its active jobs take."""
-    return int(tx.value(f"SELECT {USED} FROM (SELECT {tx.dialect.as_text} AS name) q", queue))
 
 
 def _start(
@@ -450,6 +446,11 @@ def _ends_alone(options: JobOptions) -> bool:
     dependents.
     """
     return not options.depends_on and options.rejected is None
+
+
+def taken(tx: Tx, queue: str) -> int:
+    """Return the slots of a queue's concurrency that its active jobs take."""
+    return int(tx.value(f"SELECT {USED} FROM (SELECT {tx.dialect.as_text} AS name) q", queue))
 
 
 def promote_due(tx: Tx, queue: str, limit: int = PROMOTED) -> int:

@@ -251,22 +251,22 @@ def taken_keys(tx: Tx, queue: str, keys: Iterable[str]) -> set[str]:
     return {key for (key,) in tx.rows(search, queue, values)}
 
 
-def succeed(tx: Tx, job: StoredJob) -> tuple[StoredJob | None, Succession[StoredJob] | None]:
+def hand_over_key(tx: Tx, job: StoredJob) -> tuple[StoredJob | None, Succession[StoredJob] | None]:
     """Return the owner of a new job's key, and how the job comes to the key; None if it is a duplicate."""
     assert job.options.unique_key is not None
     if tx.dialect.for_update:
         key = read_key(tx, job.queue, job.options.unique_key)
-        owner, handover = _succeed(tx, job, key, lock=False)
+        owner, handover = _hand_over_key(tx, job, key, lock=False)
         if owner is not None and handover is None and owner.state in LIVE:
             return owner, None  # A duplicate changes nothing, so that it locks nothing.
         # Rows before keys, as at the end of a job: in another order, the two would wait for each other.
         lock_jobs(tx, [pk for pk in (key.owner, key.successor) if pk])
         if is_grouped(tx, job):
             tx.lock(group_lock(job.queue, job.options.concurrency_key or ""))
-    return _succeed(tx, job, lock_key(tx, job.queue, job.options.unique_key))
+    return _hand_over_key(tx, job, lock_key(tx, job.queue, job.options.unique_key))
 
 
-def _succeed(
+def _hand_over_key(
     tx: Tx, job: StoredJob, key: Key, *, lock: bool = True
 ) -> tuple[StoredJob | None, Succession[StoredJob] | None]:
     holders = by_keys(tx, [pk for pk in (key.owner, key.successor) if pk], lock=lock)

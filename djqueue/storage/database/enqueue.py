@@ -183,7 +183,7 @@ def _each(tx: Tx, batch: Batch, *, drops: bool) -> list[EnqueueResult]:
             continue
         handover = None
         if options.unique_key is not None:
-            owner, handover = dependencies.succeed(tx, job)
+            owner, handover = dependencies.hand_over_key(tx, job)
             if handover is None:
                 assert owner is not None
                 results.append(EnqueueResult(owner.id, "duplicate", batch.queue, owner.state))
@@ -283,7 +283,7 @@ def _growth(tx: Tx, batch: Batch) -> int:
     if batch.options.unique_key is None or not new:
         return new
     model = StoredJob("", batch.queue, batch.name, b"", batch.options, State.WAITING, tx.now, tx.now)
-    owner, handover = dependencies.succeed(tx, model)
+    owner, handover = dependencies.hand_over_key(tx, model)
     if owner is None:
         return 1
     return int(handover is not None and handover.replaced is None)

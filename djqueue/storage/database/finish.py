@@ -58,6 +58,7 @@ def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[b
     taken = plain | others
     missing = [one for one in first.values() if one.token not in taken]
     locked = held_claims(tx, missing, "") if missing and not waits else {}
+    # Locks, in this order after the claims: limiters, jobs, groups, unique keys.
     tx.lock(*{limiter_lock(claim.limiter) for claim in taken.values() if claim.limiter})
     followed, limits = _read_followed_and_limits(tx, taken.values(), plain.values())
     _note_completed(tx, plain.values(), followed)
@@ -258,21 +259,12 @@ def held_claims(
     keys = {attempt.token: (attempt.queue, attempt.id) for attempt in attempts}
     condition, values = tx.among("token", list(keys))
     keyed, pks = tx.among("id", [token >> TOKENS for token in keys])
-    rows = tx.rows(
+    claims = tx.rows(
         "SELECT token, id, cancel, queue, job_id, lease_until FROM djqueue_claim "
         f"WHERE {keyed} AND {condition}{lock}",
         *(pks, values),
     )
-    return {row[0]: row for row in rows if keys[row[0]] == row[3:5]}
-
-
-def _free_and_locked(
-    tx: Tx, attempts: Sequence[Lease | ProgressReport | Emission], lock: str
-) -> tuple[dict[int, Row], dict[int, Row]]:
-    """Return the claims of attempts whose tokens hold, by token: those it could lock, and the others."""
-    free = held_claims(tx, attempts, lock)
-    missing = [attempt for attempt in attempts if attempt.token not in free]
-    return free, held_claims(tx, missing, "") if missing and lock else {}
+    return {row[0]: row for row in claims if keys[row[0]] == row[3:5]}
 
 
 def renew(tx: Tx, leases: Sequence[Lease], *, waits: bool = False) -> list[Renewal | None]:
@@ -348,6 +340,15 @@ def emit(tx: Tx, emissions: Sequence[Emission]) -> list[bool | None]:
         tx.run("UPDATE djqueue_job SET items = ? WHERE id = ?", job.stream.count, job.pk)
         tx.note(job, "item", job.stream.count)
     return accepted
+
+
+def _free_and_locked(
+    tx: Tx, attempts: Sequence[Lease | ProgressReport | Emission], lock: str
+) -> tuple[dict[int, Row], dict[int, Row]]:
+    """Return the claims of attempts whose tokens hold, by token: those it could lock, and the others."""
+    free = held_claims(tx, attempts, lock)
+    missing = [attempt for attempt in attempts if attempt.token not in free]
+    return free, held_claims(tx, missing, "") if missing and lock else {}
 
 
 def _jobs_of(tx: Tx, held: dict[int, Row]) -> list[StoredJob]:

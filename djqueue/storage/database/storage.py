@@ -1,4 +1,4 @@
-"""Jobs in a database of the project, without a scheduler: every process runs the same statements."""
+"""`DatabaseStorage`: jobs in a database of the project; every process runs the same statements."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -141,7 +141,7 @@ class DatabaseStorage(Storage):
         self._failing_steps: set[str] = set()
         self._joined = JoinedTransactions(database, can_leave=self.database.dialect.has_clock)
 
-    # Life.
+    # Connections.
 
     def connect(self) -> None:
         # A database in memory exists in the connection of its thread only.
@@ -228,7 +228,7 @@ class DatabaseStorage(Storage):
         return self.database.write(partial(_finish_and_claim, outcomes=outcomes, then=then))
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
-        # On SQLite, that takes less time than to wake another thread and to wait for it.
+        # On SQLite, writing on this thread takes less time than waking another and waiting for it.
         if self._calls.is_used() and not self.buffer:
             with named(self.alias):
                 done = self.database.transactions.write_at_once(

@@ -176,6 +176,7 @@ class Claiming:
                 waits.append(result.wait)
             if len(result.jobs) < BULK:
                 return flags
+            # The call was full: there may be more jobs.
             outcomes = ()
 
     def _claim_elsewhere(
@@ -214,7 +215,7 @@ class Claiming:
         return look
 
     def _look_at(self, queues: Sequence[str]) -> Steps[QueueLook]:
-        look = yield from self.looks.steps(queues)
+        look = yield from self.looks.look_at(queues)
         for queue in self._limits.in_line.intersection(queues).difference(look.found):
             yield from self._limits.leave(str(self._keyspace.policy(queue).limiter), queue)
         return look
@@ -288,7 +289,8 @@ class Claiming:
     ) -> Steps[QueueResult]:
         """Finish and claim in a queue.
 
-        others: whether the claim has jobs of other queues.
+        Args:
+            others: Whether the claim has jobs of other queues.
         """
         keys, policy = self._keyspace.keys(queue), self._keyspace.policy(queue)
         slots = min(slots, BULK)
@@ -448,7 +450,8 @@ class QueueLooks:
     def likely(self, queues: Sequence[str], ended: Sequence[str]) -> QueueLook | None:
         """Return the queues that are likely to have jobs without a look; None if a look is needed.
 
-        ended: the queues of the outcomes that are reported with the claim.
+        Args:
+            ended: The queues of the outcomes that are reported with the claim.
         """
         if not self._is_idle:
             return None
@@ -469,7 +472,7 @@ class QueueLooks:
         waits = [max(0, wait - int(passed * 1_000)) for wait in last.waits]
         return QueueLook(self._rotated(last.found), waits, is_fresh=False)
 
-    def steps(self, queues: Sequence[str]) -> Steps[QueueLook]:
+    def look_at(self, queues: Sequence[str]) -> Steps[QueueLook]:
         """Look at queues. Most of them are empty most of the time."""
         order = self._rotated(queues)
         self._woken.clear()

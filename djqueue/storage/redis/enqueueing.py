@@ -29,6 +29,10 @@ FRAMES = 1_024
 """Maximum number of job types whose frames are kept."""
 
 
+RANKS = {"drop_oldest": b"o", "drop_lowest": b"l"}
+"""Which jobs are dropped when a queue is full: see `room.lua`."""
+
+
 class Frame(NamedTuple):
     """The parts that the calls of a job type share."""
 
@@ -51,6 +55,7 @@ class Enqueueing:
         self._frames: dict[tuple[str, str, int], Frame] = {}
 
     def steps(self, batches: Sequence[Batch], *, bounded: bool = True) -> Steps[list[EnqueueResult]]:
+        """Enqueue batches, dependencies first: see `Storage.enqueue`."""
         for batch in batches:
             if batch.ids is not None and len(batch.ids) != len(batch.payloads):
                 raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
@@ -205,13 +210,9 @@ class Enqueueing:
         return [records.pack_groups(policy), limit, RANKS.get(policy.when_full, b""), policy.dead_letters.ttl]
 
 
-RANKS = {"drop_oldest": b"o", "drop_lowest": b"l"}
-"""Which jobs are dropped when a queue is full: see `room.lua`."""
-
-
 def _queued(queue: str, ids: Sequence[str]) -> list[EnqueueResult]:
-    made = tuple.__new__
-    return [made(EnqueueResult, (job_id, "queued", queue, None, None, None)) for job_id in ids]
+    new = tuple.__new__
+    return [new(EnqueueResult, (job_id, "queued", queue, None, None, None)) for job_id in ids]
 
 
 def _enqueued(queue: str, reply: Sequence[Any]) -> EnqueueResult:

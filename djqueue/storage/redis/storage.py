@@ -59,11 +59,11 @@ class RedisStorage(Storage):
     """Jobs in Redis 7.0 or newer, or Valkey: one node, Sentinel, or Cluster.
 
     Args:
-        policies: the policies of single queues; `default_policy` applies to the others.
-        limiters: limiters that queues may share.
-        clock: replaces Redis's time, for tests.
-        metrics: how long metrics are kept.
-        options: where Redis is, and how it is used: see `RedisOptions` and `Connections`.
+        policies: The policies of single queues; `default_policy` applies to the others.
+        limiters: Limiters that queues may share.
+        clock: Replaces Redis's time, for tests.
+        metrics: How long metrics are kept.
+        options: Where Redis is, and how it is used: see `RedisOptions` and `Connections`.
     """
 
     events: RedisEvents
@@ -102,7 +102,7 @@ class RedisStorage(Storage):
             self._roundtrips.publish,
             int(self.options.timeout * 1_000),
         )
-        kept = Metrics(keyspace.keys, keyspace.names, metrics, self._clock)
+        metric_store = Metrics(keyspace.keys, keyspace.names, metrics, self._clock)
         removing = Removing(keyspace)
         self._enqueueing = Enqueueing(keyspace)
         self._claiming = Claiming(keyspace, self._limits, removing)
@@ -116,15 +116,17 @@ class RedisStorage(Storage):
             self._claiming.looks.note_wake,
         )
         self.jobs = RedisJobs(keyspace, removing)
-        self.queues = RedisQueues(keyspace, removing, self._limits, kept)
+        self.queues = RedisQueues(keyspace, removing, self._limits, metric_store)
         self.limiters = RedisLimiters(keyspace, self._limits)
-        self.workers = workers = RedisWorkers(keyspace, self.events, kept)
-        self.reads = RedisReads(keyspace, self._connections, self._limits, kept, workers)
-        self.snapshots = RedisSnapshots(keyspace, self._limits, removing, workers, kept, self._clock.now)
+        self.workers = workers = RedisWorkers(keyspace, self.events, metric_store)
+        self.reads = RedisReads(keyspace, self._connections, self._limits, metric_store, workers)
+        self.snapshots = RedisSnapshots(
+            keyspace, self._limits, removing, workers, metric_store, self._clock.now
+        )
         self._staging = RedisStaging(keyspace, self._enqueueing.heading)
         self._bulk_writes = RedisBulkWriteReports(keyspace.run, keyspace.common, self._clock)
         self._abandoned = AbandonedPlans(self._staging, self._bulk_writes, self.reads.counts)
-        self._sweeping = Sweeping(keyspace, removing, self._limits, kept, workers)
+        self._sweeping = Sweeping(keyspace, removing, self._limits, metric_store, workers)
         self._hasty: Roundtrips | None = None
         """Round trips that fail soon, for jobs that can be written to the outbox instead."""
         self.outbox: OutboxTable | None = None

@@ -205,6 +205,7 @@ def _take(
         end_rests(tx, name)
     is_plain = queue.rate is None and queue.concurrency is None and policy.limiter is None
     take = _take_first if is_plain and not queue.has_stalled else _take_within_limits
+    before = len(claimed)
     while (left := request.slots - len(claimed)) > 0 and take(tx, queue, request, left, claimed, hints):
         pass
     due = queue.due
@@ -212,7 +213,9 @@ def _take(
         due = tx.value(NEXT_DUE.format("?"), name)
     if due is not None:
         hints.append(due - tx.now if due > tx.now else LOCKED)
-    if queue.rest is not None or policy.key_rate is not None:
+    # A started job may have used up the rate of its key, which need not be the queue's rate of keys.
+    may_rest = queue.rest is not None or policy.key_rate is not None
+    if may_rest or any(job.options.concurrency_key for job in claimed[before:]):
         rest = tx.value(NEXT_REST.format("?"), name)
         if rest is not None:
             hints.append(rest - tx.tick if rest > tx.tick else LOCKED)

@@ -503,6 +503,17 @@ class GroupsContract(StorageCase):
         self.advance(2 * SOON)
         assert claim_ids(storage) == ids[1:]
 
+    def test_claim_that_uses_up_the_rate_of_a_key_says_when_its_next_job_may_start(
+        self, storage: Storage
+    ) -> None:
+        storage.queues.set_key_limit(QUEUE, "g", rate=Rate(1, SOON), concurrency=3)
+        first, _second = enqueue_many(storage, 2, concurrency_key="g")
+        claims = storage.claim(request(2))
+
+        assert [job.id for job in claims.jobs] == [first]
+        assert claims.wait is not None
+        assert 0 < claims.wait <= SOON
+
     def test_sweep_wakes_listeners_when_the_group_rate_allows_a_start(self, storage: Storage) -> None:
         enqueue_many(storage, 3, queue=RATED, concurrency_key="g")
         claim(storage, 10)

@@ -411,8 +411,10 @@ def job(
         if redact is not None and not callable(redact):
             raise OptionError(f"redact: expected a function, got {redact!r}")
         check_importable(function, name)
-        path = f"{function.__module__}.{function.__qualname__}"
-        job_name = check_text("name", path if name is None else name)
+        if name is None:
+            job_name = check_text("name", f"{function.__module__}.{function.__qualname__}")
+        else:
+            job_name = check_text("name", name)
         arguments = read_arguments(function) if checked and batch is None else None
         job_type = JobType(
             function,

@@ -113,12 +113,14 @@ def test_delayed_dependent_waits_for_its_delay_and_its_dependency():
     assert bench.ids() == ["b"]
 
 
-def test_dependent_is_ready_although_the_end_of_its_dependency_began_before_it():
+def test_dependent_is_ready_although_the_end_of_its_dependency_began_before_it(monkeypatch):
     bench = Bench()
     bench.enqueue("a")
     claimed = bench.claim_one()
     bench.enqueue("b", depends_on=A)
-    bench.clock.jump(-5)  # as if `finish` had read the clock, and then waited for a lock
+    now = bench.clock.now
+    earlier = [now() - 5]  # `finish` reads the clock, and then waits for a lock.
+    monkeypatch.setattr(bench.clock, "now", lambda: earlier.pop() if earlier else now())
     bench.finish(claimed)
 
     assert bench.state("b") is State.WAITING

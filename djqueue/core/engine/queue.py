@@ -402,8 +402,7 @@ class JobQueue:
         if not job.unmet:
             self._take_out(job)
             job.unmet = None
-            # The operation that ended the dependency may have begun before the job was enqueued.
-            self.place(job, max(changes.now, job.created_at))
+            self.place(job, changes.now)
             changes.woken.add(self.name)
             self.changed(job)
             self.note(job, "unblocked", changes)

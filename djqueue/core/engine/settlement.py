@@ -185,6 +185,8 @@ class Settlement:
     def _resolve(self, job: EngineJob, dependency: JobKey, ended: State, changes: PendingChanges) -> bool:
         """Apply the end of a dependency to a job; return whether the job still waits for it."""
         with self._held_shard(job) as shard:
+            # The operation that ended the dependency may have begun before the job was enqueued.
+            changes.now = self._context.clock.now()
             queue = shard.find(job.queue)
             if job.state is not State.BLOCKED or dependency not in (job.unmet or ()):
                 return False

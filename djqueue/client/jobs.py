@@ -411,10 +411,8 @@ def job(
         if redact is not None and not callable(redact):
             raise OptionError(f"redact: expected a function, got {redact!r}")
         check_importable(function, name)
-        if name is None:
-            job_name = check_text("name", f"{function.__module__}.{function.__qualname__}")
-        else:
-            job_name = check_text("name", name)
+        path = f"{function.__module__}.{function.__qualname__}" if name is None else name
+        job_name = check_text("name", path)
         arguments = read_arguments(function) if checked and batch is None else None
         job_type = JobType(
             function,

@@ -37,8 +37,8 @@
         └── UnrecoverableError          failed at once, without further attempts
             └── ItemError               ... because a yielded item cannot be sent
 
-A class's docstring is its message; a subclass without a docstring has its base's. `code` is shared with stored
-rows and with what goes over sockets.
+A class's docstring is its message; a subclass without a docstring has its base's. `code` is shared with
+stored rows and with what goes over sockets.
 """
 
 from datetime import timedelta

@@ -23,7 +23,7 @@ from djqueue.signals import (
 )
 
 from .runs import Run
-from .tracebacks import exc_info
+from .tracebacks import exc_info, type_name
 
 WORK = "claim and finish"
 """The operation that a worker repeats all the time. Its success also ends the outage of operations that are
@@ -262,6 +262,16 @@ class RunEvents:
             self._worker_id,
             retry,
             error,
+        )
+
+    def loop_stopped(self, error: BaseException) -> None:
+        """Log that a task or a callback of a handler has stopped the worker's event loop."""
+        logger.error(
+            "Worker %s: a task or a callback that a job has started raised %s on the event loop, or stopped "
+            "it; the worker goes on",
+            self._worker_id,
+            type_name(error),
+            exc_info=error,
         )
 
     def dump_failed(self, error: BaseException) -> None:

@@ -433,7 +433,7 @@ class Worker:
 
     def _run_in_thread(self) -> None:
         try:
-            run_loop(self.run())
+            run_loop(self.run(), self.events.loop_stopped)
         except BaseException as error:
             self._failure = error
         finally:

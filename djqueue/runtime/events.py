@@ -13,6 +13,7 @@ from djqueue.client.announcing import announcer
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Claimed, Outcome
+from djqueue.core.logs import Log, type_name
 from djqueue.core.workers import Unhandled
 from djqueue.signals import (
     job_cancelled,
@@ -23,7 +24,7 @@ from djqueue.signals import (
 )
 
 from .runs import Run
-from .tracebacks import exc_info, type_name
+from .tracebacks import exc_info
 
 WORK = "claim and finish"
 """The operation that a worker repeats all the time. Its success also ends the outage of operations that are
@@ -33,7 +34,7 @@ PATIENCE = 5_000
 RETRIED_WITHIN = 5_000
 """Milliseconds for which a failed operation keeps an outage open, because it may never be retried."""
 
-logger = logging.getLogger("djqueue.worker")
+logger = Log("djqueue.worker")
 
 
 @dataclass(slots=True)
@@ -206,10 +207,11 @@ class RunEvents:
         )
 
     def cleanup_failed(self, run: Run | None, error: BaseException) -> None:
-        """Log that Django's database connections could not be cleaned after a job or an idle time."""
+        """Log that Django's database connections had to be given up after a job or an idle time."""
         logger.warning(
-            "%s: closing the thread's database connections failed; the thread continues",
+            "%s left database connections that the thread cannot use further: %s. The thread continues",
             f"Worker {self._worker_id}" if run is None else _name(run),
+            error,
             exc_info=error,
             extra={} if run is None else _extra(run.claimed),
         )

@@ -21,8 +21,8 @@ PATIENCE = 1.0
 def run_loop(main: Coroutine[Any, Any, T], on_stray: Callable[[BaseException], object]) -> T:
     """Run a coroutine as `asyncio.run` does, but limit the wait for tasks and threads that do not end.
 
-    Other tasks and callbacks cannot end the loop. asyncio stops it for their SystemExit and KeyboardInterrupt,
-    and for a call of `loop.stop()`; it then goes on.
+    Other tasks and callbacks cannot end the loop: it goes on after their SystemExit or KeyboardInterrupt, and
+    after a call of `loop.stop()`.
 
     on_stray: Called with the error after each such stop.
     """

@@ -12,7 +12,7 @@ from djqueue.core.errors import UnrecoverableError
 from djqueue.runtime.handlers import Handler, call_arguments
 from djqueue.runtime.runs import CURRENT, JobContext, Run, Stop
 
-from .tasks import TaskExecutor
+from .tasks import TaskExecutor, is_discarded
 from .threads import ThreadExecutor
 
 
@@ -33,7 +33,8 @@ class BatchCall:
     def end(self, results: Sequence[Any]) -> None:
         """Give each member its result, or its exception."""
         for future, result in zip(self.members.values(), results, strict=True):
-            future.set_result(_raised(result) if isinstance(result, BaseException) else result)
+            is_error = issubclass(type(result), BaseException)  # `isinstance` may run code of the result.
+            future.set_result(_raised(result) if is_error else result)
 
     def is_unwanted(self) -> bool:
         """Return whether all members have been asked to stop."""
@@ -136,9 +137,9 @@ class Batcher:
         try:
             value = await self._call(jobs)
             results = spread(value, [job.id for job in jobs])
-        except GeneratorExit:
-            raise
         except BaseException as error:
+            if is_discarded(error):
+                raise
             call.end([error] * len(jobs))
         else:
             call.end(results)

@@ -148,8 +148,8 @@ def _resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | N
         return
     if error is None:
         future.set_result(value)
-    elif isinstance(error, StopIteration):
+    elif issubclass(type(error), StopIteration):
         # A future does not accept StopIteration.
-        future.set_exception(RuntimeError(f"the handler raised {error!r}"))
+        future.set_exception(RuntimeError("the handler raised StopIteration"))
     else:
         future.set_exception(error)

@@ -1,7 +1,6 @@
 """Child processes of the supervisor, forked from its image, which has no open connections."""
 
 import gc
-import logging
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ from typing import NamedTuple, NoReturn
 from django.db import connections
 
 from djqueue.core import procfs
+from djqueue.core.logs import Log
 
 from ..exits import (
     FAILED,
@@ -35,7 +35,7 @@ LOOK_FOR_PARENT = 0.5
 READY, ENDING = b"r\0", b"e"
 """Messages of a child: it is ready; it ends as planned, with the exit code in the next byte."""
 
-logger = logging.getLogger("djqueue.supervisor")
+logger = Log("djqueue.supervisor")
 
 
 class ProcessRole(NamedTuple):

@@ -5,7 +5,6 @@ GIL, leaks memory or crashes affects its own process only.
 """
 
 import gc
-import logging
 import os
 import selectors
 import signal
@@ -17,6 +16,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from djqueue.core.deadlines import GrowingPause
+from djqueue.core.logs import Log
 
 from ..exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, STOP
 from ..serving import PARENT_PIPE, take_interrupt
@@ -44,7 +44,7 @@ KILL_MARGIN = 10.0
 HELPER_TIMEOUT = 30.0
 """Seconds that a scheduler or mirror has to stop."""
 
-logger = logging.getLogger("djqueue.supervisor")
+logger = Log("djqueue.supervisor")
 
 
 class ProcessLimits(NamedTuple):

@@ -1,7 +1,6 @@
 """Enqueues: duplicates, unique keys, the room that a queue has, and the buffer of `durable=False`."""
 
 import atexit
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from django.db import connections
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.flow import Substitutes, outside
 from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.logs import Log
 from djqueue.core.messages import numbered
 from djqueue.core.options import JobOptions
 from djqueue.core.policies import DROPPED, REPLACED, full_error
@@ -313,7 +313,7 @@ def _make_room(tx: Tx, job: StoredJob) -> bool:
 # Jobs with `durable=False`: kept in the producer for a moment, and written many at a time.
 
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 
 DELAY = 0.01
 """Seconds for which a job waits for others."""

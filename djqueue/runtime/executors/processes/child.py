@@ -246,7 +246,8 @@ class JobServer:
         self._link = link
         settings = get_settings()
         self._reports = LinkReports(link, settings)
-        self._execution = Execution(settings, Random(), RunEvents(f"process {os.getpid()}"))
+        self._events = RunEvents(f"process {os.getpid()}")
+        self._execution = Execution(settings, Random(), self._events)
         self._layers = layers_of(settings)
         self._handlers: dict[str, Handler] = {}
         self._has_django = has_django()
@@ -340,7 +341,10 @@ class JobServer:
             value = run.handler.call(run)
         finally:
             if self._has_django:
-                clean_connections()
+                try:
+                    clean_connections()
+                except Exception as error:
+                    self._events.cleanup_failed(run, error)
         if value is not None and hasattr(value, "__await__"):
 
             async def rest(_: Run) -> Any:

@@ -14,6 +14,7 @@ from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Claimed, Outcome
 from djqueue.core.logs import Log, type_name
+from djqueue.core.messages import ThrottledLog
 from djqueue.core.workers import Unhandled
 from djqueue.signals import (
     job_cancelled,
@@ -85,6 +86,7 @@ class RunEvents:
         self._worker_id = worker_id
         self._outages = OutageLog(worker_id, clock.monotonic)
         self._summed = 0
+        self._throttled = ThrottledLog(logger, 60.0)
 
     @property
     def verbose(self) -> bool:
@@ -265,6 +267,11 @@ class RunEvents:
             retry,
             error,
         )
+
+    def no_thread(self, error: BaseException, retry: float) -> None:
+        """Log that the system has no thread for a job at the moment."""
+        text = "Worker %s cannot start a thread for its jobs: %s. They wait, and it tries again every %g s"
+        self._throttled.log(ERROR, "no thread", text, self._worker_id, error, retry)
 
     def loop_stopped(self, error: BaseException) -> None:
         """Log that a task or a callback of a handler has stopped the worker's event loop."""

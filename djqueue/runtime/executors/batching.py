@@ -12,6 +12,7 @@ from djqueue.core.errors import UnrecoverableError
 from djqueue.runtime.handlers import Handler, call_arguments
 from djqueue.runtime.runs import CURRENT, JobContext, Run, Stop
 
+from .execution import isolate_context
 from .tasks import TaskExecutor, is_discarded
 from .threads import ThreadExecutor
 
@@ -133,6 +134,7 @@ class Batcher:
     async def _run(self, call: BatchCall) -> None:
         # A batch has no single current job.
         CURRENT.set(None)
+        isolate_context()
         jobs = [run.context for run in call.members]
         try:
             value = await self._call(jobs)

@@ -8,11 +8,13 @@ import _thread
 import asyncio
 import errno
 import faulthandler
+import locale
 import os
 import signal
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
@@ -270,6 +272,9 @@ class JobServer:
             signal.signal(number, handle)
         let_forks_end()
         self._folder = os.getcwd()
+        self._umask = os.umask(0)
+        os.umask(self._umask)
+        self._locale = locale.setlocale(locale.LC_ALL)
         self._link._send(HELLO)
         while (message := self._link.receive()) is not None:
             _, number, body, deadline, self._reports.worker_id = message
@@ -282,7 +287,8 @@ class JobServer:
         if self._stop:
             run.ask_to_stop(self._stop)
         self._link.begin()
-        outcome = copy_context().run(self._outcome, run)
+        with warnings.catch_warnings():
+            outcome = copy_context().run(self._outcome, run)
         self._run = None
         self._restore()
         run.outcome = outcome
@@ -299,7 +305,10 @@ class JobServer:
         )
 
     def _restore(self) -> None:
-        """Undo what would disturb the next job: timers, tasks, signal handlers, the working directory."""
+        """Undo what would disturb the next job, such as timers, tasks, signal handlers and the locale."""
+        os.umask(self._umask)
+        if locale.setlocale(locale.LC_ALL) != self._locale:
+            locale.setlocale(locale.LC_ALL, self._locale)
         for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
             signal.setitimer(timer, 0)
         for number, handle in self._handlers_of_signals.items():

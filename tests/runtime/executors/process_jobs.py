@@ -423,6 +423,17 @@ def changes_its_process():
     return [os.getpid(), *found, precision]
 
 
+class HostileError(BaseException):
+    @property
+    def __class__(self):
+        raise self
+
+
+@job(executor="isolated", max_attempts=1)
+async def raises_what_cannot_be_looked_at():
+    raise HostileError
+
+
 @job(executor="isolated")
 async def leaves_a_task():
     async def later():

@@ -365,15 +365,21 @@ class JobServer:
     def _on_loop(self, run: Run, call: Callable[[Run], Any]) -> Any:
         if self._runner is None:
             self._runner = asyncio.Runner()
-        return self._runner.run(self._acall(run, call), context=copy_context())
+        value, error = self._runner.run(self._acall(run, call), context=copy_context())
+        if error is not None:
+            raise error
+        return value
 
-    async def _acall(self, run: Run, call: Callable[[Run], Any]) -> Any:
+    async def _acall(self, run: Run, call: Callable[[Run], Any]) -> tuple[Any, BaseException | None]:
+        """Return what the handler returns, or raises, which asyncio might never pass on if it runs code."""
         self._loop = loop = asyncio.get_running_loop()
         run.task = asyncio.current_task()
         threads = DatabaseThreads(loop) if self._has_django else None
         binding = None if threads is None else threads.take()
         try:
-            return await call(run)
+            return await call(run), None
+        except BaseException as error:
+            return None, error
         finally:
             self._loop = run.task = None
             if binding is not None and binding.executor.used:

@@ -149,8 +149,7 @@ class OutboxTable(TransactionalEnqueue):
         if batch.ids is None:
             ids = self._ids.many(len(batch.payloads), SYSTEM_CLOCK.now())
             return batch._replace(ids=ids, fresh=True)
-        if len(batch.ids) != len(batch.payloads):
-            raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
+        batch.check_ids()
         return batch
 
     def _write_at_once(self, batch: Batch) -> list[EnqueueResult] | None:

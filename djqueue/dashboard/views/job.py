@@ -16,7 +16,7 @@ from djqueue.core import states
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import SerializationError
 from djqueue.core.job import JobRecord
-from djqueue.core.options import MAX_INTEGER
+from djqueue.core.options import DURATIONS, MAX_INTEGER
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import actions, audit, charts, reading, redaction, rendering, rights, subjects
@@ -42,8 +42,6 @@ STEPS = {
     "requeued": gettext_lazy("requeued"),
 }
 BAD = frozenset({"retried", "stalled", "failed"})
-LENGTHS = ("timeout", "ttl", "unique_ttl", "result_ttl", "retention", "delay")
-"""Options that are durations in milliseconds."""
 ELSEWHERE = frozenset({"headers", "subject", "rejected"})
 """Options that the page shows elsewhere; the last one as the error of a dead letter."""
 OFFERS: tuple[tuple[Action, Any, str], ...] = (
@@ -309,7 +307,7 @@ def _options(record: JobRecord) -> dict[str, Any]:
     """Return the options that the page shows, lengths of time with their units."""
     options = {name: value for name, value in record.options.as_dict().items() if name not in ELSEWHERE}
     options.update(
-        {name: rendering.exact_duration(options[name]) for name in LENGTHS if options.get(name) is not None}
+        {name: rendering.exact_duration(options[name]) for name in DURATIONS if options.get(name) is not None}
     )
     if rule := options.get("backoff"):
         lengths = {name: rendering.exact_duration(rule[name]) for name in ("base", "cap") if name in rule}

@@ -40,8 +40,7 @@ def enqueue(tx: Tx, batches: Sequence[Batch], *, chunk: int = 0) -> list[Enqueue
             `MAX_SIZE` would never fit, so it is added as long as the queue is not full.
     """
     for batch in batches:
-        if batch.ids is not None and len(batch.ids) != len(batch.payloads):
-            raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
+        batch.check_ids()
         tx.database.policy(batch.queue).check_batch(batch)
     _check_dependencies(tx, batches)
     _lock_shared(tx, batches)

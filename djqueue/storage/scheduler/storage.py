@@ -230,8 +230,7 @@ class SchedulerStorage(Storage):
     def _check(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             self.policy(batch.queue).check_batch(batch)
-            if batch.ids is not None and len(batch.ids) != len(batch.payloads):
-                raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
+            batch.check_ids()
 
     def _send(self, batches: Sequence[Batch], *, written: bool = False) -> list[EnqueueResult]:
         if self._scheduler is not None:

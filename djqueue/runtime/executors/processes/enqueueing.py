@@ -33,6 +33,7 @@ from djqueue.core.errors import (
 from djqueue.core.job import Batch, Claimed, EnqueueResult
 from djqueue.core.messages import ThrottledLog
 from djqueue.core.options import (
+    DURATIONS,
     OF_ENQUEUE,
     PARSERS,
     EnqueueOptions,
@@ -65,7 +66,7 @@ FIELDS = 7
 """Number of values of a batch in a request."""
 LATEST = 253_402_300_799_999
 """UTC milliseconds of the last moment that a datetime has."""
-DURATIONS = frozenset({"timeout", "ttl", "unique_ttl", "result_ttl", "retention"})
+STORED_DURATIONS = DURATIONS - OF_ENQUEUE
 KEYS = frozenset({"depends_on", "dependents"})
 CHECKED = frozenset(PARSERS) - OF_ENQUEUE - {"backoff", "headers"} - DURATIONS - KEYS
 """Options that a process sends as a caller writes them."""
@@ -325,7 +326,7 @@ def _options(plain_options: Mapping[str, Any]) -> JobOptions:
     for name, value in plain_options.items():
         if name in CHECKED:
             values[name] = value
-        elif name in DURATIONS:
+        elif name in STORED_DURATIONS:
             values[name] = None if value is None else timedelta(milliseconds=_whole(name, value, LONGEST))
         elif name == "depends_on":
             values[name] = _keys(value)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from .messages import gettext_noop
 from .states import PENDING, State
 from .workers import WorkerInfo
 
@@ -28,11 +29,6 @@ class BlockingJob(NamedTuple):
     worker: str
     queue: str = ""
     """Its queue, if that is not the waiting job's."""
-
-
-def gettext_noop(text: str) -> str:
-    """Mark a text that the dashboard translates."""
-    return text
 
 
 class Verdict(NamedTuple):

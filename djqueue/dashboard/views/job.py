@@ -31,16 +31,13 @@ pages = Pages()
 LINES = 200
 """Maximum log lines shown, newest first."""
 STEPS = {
+    **rendering.OUTCOMES,
     "enqueued": gettext_lazy("enqueued"),
     "started": gettext_lazy("started"),
-    "released": gettext_lazy("released"),
-    "retried": gettext_lazy("failed, retried"),
-    "stalled": gettext_lazy("stalled (lease expired)"),
     "completed": gettext_lazy("completed"),
-    "failed": gettext_lazy("failed"),
-    "cancelled": gettext_lazy("cancelled"),
     "requeued": gettext_lazy("requeued"),
 }
+"""Labels of events of the timeline."""
 BAD = frozenset({"retried", "stalled", "failed"})
 ELSEWHERE = frozenset({"headers", "subject", "rejected"})
 """Options that the page shows elsewhere; the last one as the error of a dead letter."""

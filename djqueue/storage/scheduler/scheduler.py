@@ -29,6 +29,7 @@ from djqueue.core.job import (
     Renewal,
     Swept,
 )
+from djqueue.core.messages import gettext_noop as _
 from djqueue.core.metrics import Tiers
 from djqueue.core.overview import WARN, DiagnosticLine, Diagnostics
 from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
@@ -447,10 +448,14 @@ class LoadedReads(EngineReads):
 
     def diagnostics(self) -> Diagnostics:
         journal = self._scheduler.journal
-        backlog = DiagnosticLine("scheduler.backlog", "Scheduler", "Unwritten jobs", f"{journal.backlog:,}")
+        backlog = DiagnosticLine(
+            "scheduler.backlog", _("Scheduler"), _("Unwritten jobs"), f"{journal.backlog:,}"
+        )
         lines = [*self.storage_lines(self._describe()), backlog]
         if (failure := journal.failure) is not None:
-            lines.append(DiagnosticLine("scheduler.error", "Scheduler", "Last error", str(failure), WARN))
+            lines.append(
+                DiagnosticLine("scheduler.error", _("Scheduler"), _("Last error"), str(failure), WARN)
+            )
         return Diagnostics("scheduler", self._context.clock.now(), lines)
 
 

@@ -12,7 +12,7 @@ from djqueue.core.job import Batch, CancelResult, DeadLetterRecord, EnqueueResul
 from djqueue.core.options import PARSERS, EnqueueOptions, check_text, merge_given
 from djqueue.core.policies import KeyLimit, KeyLimitChanges
 from djqueue.core.states import PENDING, State
-from djqueue.core.suggest import nearest
+from djqueue.core.suggest import explain_queue_attribute, nearest, nearest_event
 from djqueue.core.units import instant, milliseconds
 from djqueue.storage.base import Storage, Unsubscribe
 
@@ -33,7 +33,6 @@ from .deadletters import (
 )
 from .declarations import registry
 from .flows import Node
-from .hints import explain_queue_attribute
 from .info import JobInfo, JobStatus, outcome
 from .limiters import UNCHANGED, check_count, read_limits
 from .results import DEFAULT_WAIT
@@ -577,7 +576,7 @@ class Queue:
         Returns a function that ends the subscription.
         """
         if event != "*" and event not in EVENTS:
-            raise OptionError(f"event: unknown event {event!r}{nearest(str(event), EVENTS)}")
+            raise OptionError(f"event: unknown event {event!r}{nearest_event(str(event), EVENTS)}")
         if not callable(handler):
             raise OptionError(f"handler: expected a function that takes an event, got {handler!r}")
 

@@ -10,7 +10,7 @@ from .errors import ConfigurationError, OptionError
 from .headers import Headers
 from .options import JobKey, JobOptions
 from .states import State
-from .suggest import RESULT_HERE
+from .suggest import FOREIGN_RESULT_CALLS
 
 
 class JobFailure(NamedTuple):
@@ -179,8 +179,8 @@ if not TYPE_CHECKING:
 
     def _explain(result: EnqueueResult, name: str) -> Any:
         """Raise AttributeError; for an attribute of other job queues, name the equivalent here."""
-        here = RESULT_HERE.get(name)
-        hint = f". Use {here}" if here else ""
+        call = FOREIGN_RESULT_CALLS.get(name)
+        hint = f". Use {call}" if call else ""
         raise AttributeError(f"{type(result).__name__!r} object has no attribute {name!r}{hint}")
 
     EnqueueResult.__getattr__ = _explain

@@ -23,15 +23,15 @@ logger = logging.getLogger("djqueue.jobs")
 
 MAX_PENDING = 10_000
 """Pending signals after which a worker claims no more jobs until its receivers have caught up."""
-IDLE = 10.0
+IDLE_TIMEOUT = 10.0
 """Seconds after which the idle thread ends, with its database connections."""
-OUTSIDE = {"attempt": 0, "worker": ""}
+WITHOUT_WORKER = {"attempt": 0, "worker": ""}
 """Arguments of `job_failed` for a job that no worker has reported as failed."""
 INCIDENT_SIGNALS: dict[str, tuple[Signal, Callable[[Incident], dict[str, Any]]]] = {
     "stalled": (job_stalled, lambda _: {}),
     "failed": (
         job_failed,
-        lambda one: {**OUTSIDE, "reason": one.reason, "error": one.error},
+        lambda one: {**WITHOUT_WORKER, "reason": one.reason, "error": one.error},
     ),
     "cancelled": (job_cancelled, lambda one: {"reason": one.reason}),
     "fired": (schedule_fired, lambda one: {"schedule": one.reason}),
@@ -120,7 +120,7 @@ class Announcer:
     def _run(self) -> None:
         while True:
             try:
-                send = self._waiting.get(timeout=IDLE)
+                send = self._waiting.get(timeout=IDLE_TIMEOUT)
             except Empty:
                 send = None
             if send is None or isinstance(send, Event):

@@ -61,7 +61,7 @@ EVENTS = (
     "removed",
 )
 """The events of `Queue.on`."""
-AHEAD = 86_400_000
+CLOCK_MARGIN = 86_400_000
 """A day, in milliseconds: a margin for a storage whose clock is ahead of this one."""
 MISSING: Any = object()
 
@@ -531,7 +531,7 @@ class Queue:
             delayed: Also remove delayed and blocked jobs.
         """
         states = PENDING if delayed else frozenset({State.WAITING})
-        return self.storage.queues.clean(self.name, states, SYSTEM_CLOCK.now() + AHEAD)
+        return self.storage.queues.clean(self.name, states, SYSTEM_CLOCK.now() + CLOCK_MARGIN)
 
     aclear = asynchronous(clear)
 
@@ -556,7 +556,7 @@ class Queue:
             wanted.append(State(name))
         age = milliseconds("older_than", older_than)
         # The storage's clock may be ahead of this one, and jobs that have just ended count as ended.
-        before = SYSTEM_CLOCK.now() - age + 1 if age else SYSTEM_CLOCK.now() + AHEAD
+        before = SYSTEM_CLOCK.now() - age + 1 if age else SYSTEM_CLOCK.now() + CLOCK_MARGIN
         return self.storage.queues.clean(self.name, frozenset(wanted), before, maximum)
 
     aclean = asynchronous(clean)

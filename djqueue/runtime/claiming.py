@@ -21,7 +21,7 @@ from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
 from .context import WorkerContext
-from .events import WORK
+from .events import MAIN_OPERATION
 from .executors import Executor
 from .handlers import Handler, Style
 from .outcomes import release
@@ -44,11 +44,11 @@ FIRST_RETRY, LAST_RETRY = 0.05, 1.0
 """Seconds between tries while the storage is unavailable, doubled from the first to the last."""
 CATCH_UP = 0.05
 """Seconds between checks whether the receivers of signals have caught up."""
-SOON = 60_000
+DUE_SOON = 60_000
 """Milliseconds within which a delayed job keeps a worker with `until_empty` running."""
 UNHANDLED_DELAY = 60_000
 """Milliseconds until a job without a handler here may be claimed again."""
-ALONE = (0.5, 2.0, 10.0)
+CLAIM_PAUSES = (0.5, 2.0, 10.0)
 """Seconds for which a worker claims nothing after starting a job with one, two, or more stalled attempts."""
 PROBATION = (5.0, 20.0, 60.0)
 """Seconds for which it claims no other stalled job, unless that job ends first."""
@@ -235,7 +235,7 @@ class ClaimLoop:
             finished = await self._storage.afinish(outcomes, sent.request)
         except Exception as error:
             self._retry.failed()
-            self._events.storage_failed(WORK, error)
+            self._events.storage_failed(MAIN_OPERATION, error)
             return
         finally:
             self._reporting.difference_update(ended)
@@ -243,7 +243,7 @@ class ClaimLoop:
             if request is not None:
                 self._requested -= request.slots
         if self._retry.length:
-            self._events.storage_worked(WORK)
+            self._events.storage_worked(MAIN_OPERATION)
         # Outcomes that were left out are tried again after a while.
         if len(sent.ended) + len(locked) == len(ended):
             self._retry.succeeded()
@@ -400,7 +400,7 @@ class ClaimLoop:
             self._control.stop()
 
     async def _stop_when_empty(self, claims: Claims) -> None:
-        is_due_soon = claims.wait is not None and claims.wait <= SOON
+        is_due_soon = claims.wait is not None and claims.wait <= DUE_SOON
         has_retry = self._clock.monotonic() <= self._retry_due
         if claims.jobs or self._runs.executing or is_due_soon or has_retry:
             self._looked_empty = False
@@ -496,8 +496,8 @@ class Probation:
         self._in_a_row += 1
         self._last = run
         self._running.append(run)
-        index = min(run.claimed.stalls, len(ALONE)) - 1
-        self._alone_until = now + int(ALONE[index] * factor * 1_000)
+        index = min(run.claimed.stalls, len(CLAIM_PAUSES)) - 1
+        self._alone_until = now + int(CLAIM_PAUSES[index] * factor * 1_000)
         self._until = now + int(PROBATION[index] * factor * 1_000)
 
     def learn(self, request: ClaimRequest, claims: Claims) -> None:

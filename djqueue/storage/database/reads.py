@@ -56,7 +56,7 @@ from .queues import queue_names
 from .stored import LockedGroup, StoredJob, is_grouped
 from .transaction import STATES, TALLY, WIDTH, Database, Tx
 
-LATEST = 50_000
+MAX_VERSION_ROWS = 50_000
 """Rows of tallies that are counted for a version."""
 
 
@@ -136,7 +136,7 @@ class SqlReads(Reads):
         last = (
             "SELECT MAX(id), COUNT(*) FROM djqueue_tally WHERE id > (SELECT MAX(id) FROM djqueue_tally) - ?"
         )
-        return version_of(tx.rows(last, LATEST), workers.alive(tx))
+        return version_of(tx.rows(last, MAX_VERSION_ROWS), workers.alive(tx))
 
     def concurrency_keys(self, queue: str, limit: int, names: Sequence[str] = ()) -> KeysOverview:
         return self._read(lambda tx: concurrency_keys(tx, queue, limit, names))
@@ -260,7 +260,7 @@ def _items(tx: Tx, queue: str, id: str, start: int) -> tuple[bytes, ...]:
 # Overviews of queues and groups, in a few statements however many there are.
 
 
-MANY = 10_000
+MAX_COUNTED_BY_NAME = 10_000
 """Waiting jobs of a queue above which they are not counted by name for every overview."""
 RECOUNT = 30_000
 """Milliseconds after which such a queue is counted again."""
@@ -327,7 +327,7 @@ class WaitingCounts:
         wanted = []
         for queue, number in waiting.items():
             before = self._large.get(queue)
-            if number > MANY and before is not None and 0 <= tx.tick - before.tick < RECOUNT:
+            if number > MAX_COUNTED_BY_NAME and before is not None and 0 <= tx.tick - before.tick < RECOUNT:
                 found[queue] = before.scaled(number)
             elif number > 0:
                 wanted.append(queue)
@@ -336,7 +336,7 @@ class WaitingCounts:
             for queue, one in counted.items():
                 found[queue] = one
                 self._large.pop(queue, None)
-                if one.waiting > MANY:
+                if one.waiting > MAX_COUNTED_BY_NAME:
                     self._large[queue] = one
         return found
 
@@ -638,7 +638,7 @@ def _dependencies(tx: Tx, job: StoredJob) -> tuple[Dependency, ...]:
 # Diagnostics of the database and its tables.
 
 
-OLD = 60_000
+OLD_TRANSACTION = 60_000
 """Age in milliseconds of an open transaction from which it slows claims down."""
 BACKLOG = 100_000
 """New rows of tallies above which sweeps seem to be missing."""
@@ -693,7 +693,9 @@ def journal_mode(mode: str, *, has_workers: bool) -> DiagnosticLine:
 
 
 def _horizon(age: int) -> DiagnosticLine:
-    note = "" if age < OLD else _("While it is open, VACUUM cannot remove the rows of ended jobs.")
+    note = (
+        "" if age < OLD_TRANSACTION else _("While it is open, VACUUM cannot remove the rows of ended jobs.")
+    )
     shown = f"{age / 1_000:.0f} s"
     return DiagnosticLine(
         "server.oldest_snapshot", _("Server"), _("Oldest snapshot"), shown, WARN if note else OK, note

@@ -217,7 +217,7 @@ def test_deadline_of_a_coroutine_reaches_the_thread(make):
 
 @on_postgresql
 def test_connections_that_the_server_has_ended_are_replaced(make, monkeypatch):
-    monkeypatch.setattr("djqueue.storage.database.connections.UNTESTED", 0.0)
+    monkeypatch.setattr("djqueue.storage.database.connections.TEST_AFTER_IDLE", 0.0)
     storage = make()
     enqueue(storage)
     with connection.cursor() as cursor:

@@ -44,7 +44,7 @@ from djqueue.core.options import (
 )
 from djqueue.core.permissions import Permissions
 from djqueue.core.states import State
-from djqueue.core.units import LONGEST
+from djqueue.core.units import MAX_DURATION
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 from djqueue.storage.wire import has_more_values
@@ -74,7 +74,7 @@ DENIED = "permission"
 """Code of an answer that stands for PermissionError; the other codes are those of `core.errors`."""
 SMALL_REQUEST = 4_096
 """Bytes of a request that is read on the loop; larger ones could delay it."""
-BEHIND = 0.05
+SIGNAL_CHECK_INTERVAL = 0.05
 """Seconds between two checks whether receivers of signals have caught up."""
 
 
@@ -168,7 +168,7 @@ class JobEnqueuer:
             self._announce(batch, answers)
         while announcer.is_behind:  # noqa: ASYNC110 - a thread sends them, without an event
             # A handler must not fill the memory with signals that wait for their receivers.
-            await asyncio.sleep(BEHIND)
+            await asyncio.sleep(SIGNAL_CHECK_INTERVAL)
         return results
 
     def _announce(self, batch: Batch, answers: list[EnqueueResult]) -> None:
@@ -295,7 +295,7 @@ def _batch(entry: list[Any], permissions: Permissions, known: set[JobKey], setti
         options,
         payloads,
         ids,
-        None if delay is None else _whole("delay", delay, LONGEST),
+        None if delay is None else _whole("delay", delay, MAX_DURATION),
         None if run_at is None else _whole("run_at", run_at, LATEST),
     )
 
@@ -327,7 +327,9 @@ def _options(plain_options: Mapping[str, Any]) -> JobOptions:
         if name in CHECKED:
             values[name] = value
         elif name in STORED_DURATIONS:
-            values[name] = None if value is None else timedelta(milliseconds=_whole(name, value, LONGEST))
+            values[name] = (
+                None if value is None else timedelta(milliseconds=_whole(name, value, MAX_DURATION))
+            )
         elif name == "depends_on":
             values[name] = _keys(value)
         elif name == "dependents":

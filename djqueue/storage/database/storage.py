@@ -48,7 +48,6 @@ from djqueue.storage.tables.rows import chunked
 from . import claim, enqueue, finish, limiters, queues, stored, sweep, transitions, workers
 from .bulkwrites import SqlBulkWriteReports
 from .connections import CallThread
-from .enqueue import WriteBuffer
 from .events import SqlEvents
 from .export import SqlExport
 from .reads import SqlReads
@@ -57,6 +56,7 @@ from .staging import SqlStaging, StagingSweep
 from .transaction import Database, Hooks, Tx
 from .wake import Background, Follower, Looks, Wake
 from .workers import Leadership, SqlWorkers
+from .writebuffer import WriteBuffer
 
 T = TypeVar("T")
 NO_CLAIMS = Claims([])

@@ -33,7 +33,7 @@ from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import redaction, tables
 from djqueue.dashboard.jsontext import ARGUMENTS
 from djqueue.dashboard.tables import alias_of, rows_of
-from djqueue.models import Job, SchedulerLease
+from djqueue.models import Job, LeaderLeaseRow
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.leaderlease import TTL, LeaderLease
 from djqueue.storage.tables.rows import unpack_options
@@ -300,7 +300,7 @@ def _next_part(rows: "QuerySet[Any]", left: int) -> dict[int, int]:
 @contextmanager
 def _leased(user: Any) -> Iterator[bool]:
     """Hold a user's lease; yield whether no other process holds it."""
-    alias = alias_of(SchedulerLease)
+    alias = alias_of(LeaderLeaseRow)
     connection = connections[alias]
     if connection.in_atomic_block and connection.vendor != "postgresql":
         # The row would block every other writer until the request's transaction ends.

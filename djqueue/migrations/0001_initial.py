@@ -137,7 +137,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='SchedulerLease',
+            name='LeaderLeaseRow',
             fields=[
                 ('name', models.CharField(max_length=32, primary_key=True, serialize=False)),
                 ('holder', models.CharField(max_length=255)),
@@ -149,7 +149,7 @@ class Migration(migrations.Migration):
                 ('expires_at', djqueue.fields.MillisecondsField()),
             ],
             options={
-                'db_table': 'djqueue_scheduler_lease',
+                'db_table': 'djqueue_leader_lease',
                 'default_permissions': (),
             },
         ),

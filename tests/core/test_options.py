@@ -195,7 +195,7 @@ def test_stored_options_survive_a_round_trip():
     assert DEFAULT_OPTIONS.as_dict() == {}
 
 
-def test_job_without_unique_key_and_group_is_plain():
+def test_job_without_unique_key_and_concurrency_key_is_plain():
     assert parse().job.plain
     assert not parse(unique_key="k").job.plain
     assert not parse(concurrency_key="g").job.plain

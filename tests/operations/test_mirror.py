@@ -220,7 +220,7 @@ def groups_of(queue):
     )
 
 
-def test_group_controls_are_mirrored(storage, mirror):
+def test_controls_of_keys_are_mirrored(storage, mirror):
     f.enqueue(storage, concurrency_key="g")
     mirror.catch_up()
     storage.queues.set_key_limit(f.QUEUE, "g", concurrency=2, rate=Rate(5, 1_000))

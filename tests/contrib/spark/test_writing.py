@@ -452,7 +452,7 @@ def test_equal_rows_of_a_direct_write_become_separate_jobs(storage, write):
     assert numbers(storage) == [1, 1, 1]
 
 
-def test_queue_with_required_groups_is_checked_before_tasks_start(url, write):
+def test_queue_with_required_keys_is_checked_before_tasks_start(url, write):
     policies = {QUEUE: QueuePolicy(key_mode=KEYED)}
     with closing(open_storage(url, policies=policies)) as owner:
         owner.enqueue([batch(1, queue=QUEUE, concurrency_key="g")])
@@ -464,7 +464,7 @@ def test_queue_with_required_groups_is_checked_before_tasks_start(url, write):
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_queue_with_required_groups_accepts_jobs_with_groups(url, delivery):
+def test_queue_with_required_keys_accepts_jobs_with_keys(url, delivery):
     with closing(open_storage(url, policies={QUEUE: QueuePolicy(key_mode=KEYED)})) as owner:
         owner.enqueue([batch(1, queue=QUEUE, concurrency_key="g")])
 

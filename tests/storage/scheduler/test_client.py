@@ -209,7 +209,7 @@ def test_subscription_goes_on_with_the_next_scheduler(scheduler, client, make_st
     client.events.subscribe(QUEUE, recorder)
     crash(scheduler)
     scheduler.close()
-    models.SchedulerLease.objects.update(expires_at=0)
+    models.LeaderLeaseRow.objects.update(expires_at=0)
     make_storage(here=True)
     eventually(lambda: enqueue(client) and recorder.events())
 

@@ -26,13 +26,13 @@ MAX_PENDING = 10_000
 """Pending signals after which a worker claims no more jobs until its receivers have caught up."""
 MAX_WAITING = 20_000
 """Pending signals after which further ones are dropped: a web server, for example, cannot wait."""
-OUTSIDE = {"attempt": 0, "worker": ""}
+WITHOUT_WORKER = {"attempt": 0, "worker": ""}
 """Arguments of `job_failed` for a job that no worker has reported as failed."""
 INCIDENT_SIGNALS: dict[str, tuple[Signal, Callable[[Incident], dict[str, Any]]]] = {
     "stalled": (job_stalled, lambda _: {}),
     "failed": (
         job_failed,
-        lambda one: {**OUTSIDE, "reason": one.reason, "error": one.error},
+        lambda one: {**WITHOUT_WORKER, "reason": one.reason, "error": one.error},
     ),
     "cancelled": (job_cancelled, lambda one: {"reason": one.reason}),
     "fired": (schedule_fired, lambda one: {"schedule": one.reason}),

@@ -46,7 +46,7 @@ DEFAULT_WAIT = 30.0
 """Default time limit of `enqueue_and_wait`, in seconds."""
 CHECK_EVERY = 2.0
 """Seconds between reads of the job, in case an event was lost with a connection."""
-RETRY = 0.25
+RETRY_INTERVAL = 0.25
 """Seconds between reads while the storage is unavailable."""
 SUBSCRIPTION_TIMEOUT = 1.0
 """Seconds to wait for a subscription before the job is enqueued without one."""
@@ -162,7 +162,7 @@ def _watch(
         try:
             [record] = yield Step(storage.reads.jobs, storage.reads.ajobs, (result.queue, [result.id]))
         except StorageUnavailableError as error:
-            outage, pause = error, RETRY
+            outage, pause = error, RETRY_INTERVAL
         else:
             if has_ended(record):
                 return outcome(record, result.id)

@@ -12,6 +12,11 @@ LONGEST = 200
 """Maximum number of characters of a representation in a message."""
 
 
+def gettext_noop(text: str) -> str:
+    """Mark a text that the dashboard translates."""
+    return text
+
+
 def shown(value: Any) -> str:
     """Return the representation of a value, shortened if it is long."""
     try:

@@ -18,7 +18,7 @@ from djqueue.dashboard import rendering
 
 logger = Log("djqueue.dashboard")
 HIDDEN = "•••"
-DEEPEST = 30
+MAX_DEPTH = 30
 """Maximum nesting level searched; deeper values are hidden."""
 LARGEST_LISTED = 8_192
 """Largest payload, in bytes, that a list decodes. Lists that read rows read one byte more."""
@@ -35,7 +35,7 @@ class Hidden:
 
 def redact(value: Any, words: Sequence[str], level: int = 0) -> Any:
     """Return a value with everything under a secret name hidden."""
-    if level > DEEPEST:
+    if level > MAX_DEPTH:
         return Hidden()
     if isinstance(value, Mapping):
         return {

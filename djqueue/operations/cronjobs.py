@@ -20,7 +20,7 @@ from djqueue.schedules.zones import parse_timezone
 
 logger = Log("djqueue.cron")
 
-KEPT = 60 * 60_000
+MIN_RETENTION = 60 * 60_000
 """Milliseconds for which the records of such jobs are kept at least."""
 
 
@@ -52,8 +52,8 @@ def options_of(row: CronJob) -> EnqueueOptions:
 
 def _kept(options: JobOptions) -> JobOptions:
     """Write the job before the row moves on, and keep its record long enough to find it again."""
-    is_kept = options.kept is None or options.kept >= KEPT
-    return replace(options, durable=True, retention=options.retention if is_kept else KEPT)
+    is_kept = options.kept is None or options.kept >= MIN_RETENTION
+    return replace(options, durable=True, retention=options.retention if is_kept else MIN_RETENTION)
 
 
 def declare(alias: str, now: int) -> None:

@@ -49,9 +49,9 @@ from .cronjobs import batch_of, declare, job_id
 
 logger = Log("djqueue.cron")
 
-ROWS = 500
+SCHEDULES_PER_CALL = 500
 """Schedules per call of the storage."""
-ROUNDS = 100
+MAX_PASSES = 100
 """Passes of one `fire`; slots that are due after them wait for the next."""
 TAKEOVER_AFTER = 75_000
 """Milliseconds that a process has for a slot: more than the longest call of a storage."""
@@ -208,12 +208,12 @@ class Firing:
             set_right(self.clock)
             self._check_clock()
             fired = 0
-            for _ in range(ROUNDS):
+            for _ in range(MAX_PASSES):
                 attempts = list(self._due())
                 done = [
                     one
-                    for start in range(0, len(attempts), ROWS)
-                    for one in self._fire(attempts[start : start + ROWS])
+                    for start in range(0, len(attempts), SCHEDULES_PER_CALL)
+                    for one in self._fire(attempts[start : start + SCHEDULES_PER_CALL])
                 ]
                 if not done:
                     break

@@ -21,7 +21,7 @@ from .firing import Firing
 schedules_logger = Log("djqueue.cron")
 bulk_logger = Log("djqueue.bulk")
 
-ASLEEP = 60_000
+MISSING_TABLES_INTERVAL = 60_000
 """Milliseconds between checks for missing tables."""
 
 
@@ -44,7 +44,7 @@ def scheduling(storage: Storage) -> Callable[[], None]:
                 raise
             # A project without database storage need not have the tables.
             schedules_logger.debug("Could not read the schedules: %s", in_one_line(error))
-            asleep_until = firing.clock.monotonic() + ASLEEP
+            asleep_until = firing.clock.monotonic() + MISSING_TABLES_INTERVAL
         else:
             has_worked = True
 

@@ -27,10 +27,10 @@ from djqueue.signals import (
 from .runs import Run
 from .tracebacks import exc_info
 
-WORK = "claim and finish"
+MAIN_OPERATION = "claim and finish"
 """The operation that a worker repeats all the time. Its success also ends the outage of operations that are
 not retried."""
-PATIENCE = 5_000
+OUTAGE_LOG_DELAY = 5_000
 """Milliseconds after which an outage is logged before it is over: it is longer than a restart."""
 RETRIED_WITHIN = 5_000
 """Milliseconds for which a failed operation keeps an outage open, because it may never be retried."""
@@ -383,7 +383,7 @@ class OutageLog:
         with self._lock:
             was_faulty = operation in self._faulty
             self._faulty.discard(operation)
-            ends = operation in self._unavailable or (operation == WORK and bool(self._unavailable))
+            ends = operation in self._unavailable or (operation == MAIN_OPERATION and bool(self._unavailable))
             is_over = ends and self._is_over_with(operation)
         if was_faulty:
             logger.warning("Worker %s: the storage works again (%s)", self._worker_id, operation)
@@ -414,7 +414,7 @@ class OutageLog:
                 self._since, self._is_logged = now, False
             self._unavailable[operation] = now
             self._answered_at = None
-            lasts = now - self._since >= PATIENCE and not self._is_logged
+            lasts = now - self._since >= OUTAGE_LOG_DELAY and not self._is_logged
             self._is_logged = self._is_logged or lasts
         if lasts:
             logger.warning(

@@ -14,7 +14,7 @@ from .executors.connections import close_connections
 
 T = TypeVar("T")
 
-PATIENCE = 1.0
+LEFTOVER_GRACE = 1.0
 """Seconds in which leftover tasks must end after they are cancelled."""
 
 
@@ -112,4 +112,4 @@ def _cancel_leftovers(loop: asyncio.AbstractEventLoop) -> None:
     for task in leftovers:
         task.cancel()
     if leftovers:
-        loop.run_until_complete(asyncio.wait(leftovers, timeout=PATIENCE))
+        loop.run_until_complete(asyncio.wait(leftovers, timeout=LEFTOVER_GRACE))

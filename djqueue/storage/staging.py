@@ -367,7 +367,7 @@ CHUNKS_PER_STEP = 64
 """Chunks to publish in one step."""
 QUEUES_PER_STEP = 200
 """Manifests to store or end in one step."""
-SILENCE = 60_000
+TAKEOVER_AFTER = 60_000
 """Milliseconds without progress after which a sweep takes over a plan."""
 RENEW_EVERY = RESUMABLE // 7
 """Milliseconds between two renewals of the staged jobs of a plan, whose queues may be full for long."""
@@ -595,7 +595,7 @@ class AbandonedPlans:
 
     def _sweep(self) -> None:
         room = PLANS_PER_SWEEP - len(self._adopted)
-        for plan in self._staging.adopt(SILENCE, room) if room > 0 else ():
+        for plan in self._staging.adopt(TAKEOVER_AFTER, room) if room > 0 else ():
             size, wait = step_size(plan.limit), partial(self._has_no_room, plan)
             publication = PlanPublisher(self._staging, plan, wait=wait, size=size)
             self._adopted.setdefault((plan.app, plan.target), (publication, publication.steps()))

@@ -201,7 +201,7 @@ async def test_task_that_does_not_stop_is_abandoned(storage, queue):
 
 
 def test_event_loop_of_the_worker_ends_although_a_task_does_not(storage, queue, monkeypatch):
-    monkeypatch.setattr("djqueue.runtime.loops.PATIENCE", 0.05)
+    monkeypatch.setattr("djqueue.runtime.loops.LEFTOVER_GRACE", 0.05)
     let_go = []
 
     async def handler(job):

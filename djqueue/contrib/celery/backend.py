@@ -30,7 +30,7 @@ logger = Log("djqueue.celery")
 
 CLEANING = 10_000
 """Milliseconds between two removals of expired results by a process that stores results."""
-LOOK = 5_000
+READ_INTERVAL = 5_000
 """Milliseconds after which waiters read their results although no event has arrived."""
 BODY_CLAIM = 60_000
 """Milliseconds after which a part of a chord that is delivered again may call the body, if the process that
@@ -106,7 +106,7 @@ class ResultConsumer(BaseResultConsumer):
         changed = self._take(timeout)
         now = SYSTEM_CLOCK.monotonic()
         if not changed:
-            if now - self._looked_at < LOOK:
+            if now - self._looked_at < READ_INTERVAL:
                 raise TimeoutError
             self._looked_at = now
             with self._lock:

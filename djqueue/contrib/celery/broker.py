@@ -23,7 +23,7 @@ from .values import MESSAGE
 
 logger = Log("djqueue.celery")
 
-ROUND = 1.0
+MAINTENANCE_INTERVAL = 1.0
 """Seconds between two rounds of maintenance."""
 CLEANING = 5_000
 """Milliseconds between two searches for expired queues."""
@@ -147,7 +147,9 @@ class Broker:
             self._consumers.add(consumer)
             if self._maintenance is not None:
                 return
-            self._maintenance = Periodic("djqueue-celery", lambda: ROUND, self._round, self.storage.resign)
+            self._maintenance = Periodic(
+                "djqueue-celery", lambda: MAINTENANCE_INTERVAL, self._round, self.storage.resign
+            )
             self._maintenance.start()
 
     def leave(self, consumer: Consumer) -> None:
@@ -156,7 +158,7 @@ class Broker:
             self._consumers.discard(consumer)
             ended = None if self._consumers else self._end()
         if ended is not None:
-            ended.join(ROUND)
+            ended.join(MAINTENANCE_INTERVAL)
             self._unregister()
 
     def _end_if_idle(self) -> bool:

@@ -10,7 +10,7 @@ from django.db import connections
 
 IDLE = 60.0
 """Seconds after which an unused database thread of async jobs ends."""
-RECENT = 1.0
+RECHECK_AFTER = 1.0
 """Seconds after a check during which connections are not checked again."""
 
 
@@ -128,7 +128,7 @@ class ThreadBinding:
 
     def _begin(self) -> None:
         """Check connections before the current job's first use of the thread."""
-        if self in self._used and self._loop.time() - self.idle_since > RECENT:
+        if self in self._used and self._loop.time() - self.idle_since > RECHECK_AFTER:
             # Connections may have become too old since the last job. If this fails, the job's own query
             # fails too, and reports the reason.
             self.executor.submit(clean_connections)

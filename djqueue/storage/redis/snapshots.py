@@ -47,7 +47,7 @@ ARRIVALS_TTL = 600_000
 """Milliseconds for which a queue records arriving jobs after the last page of a read."""
 HELD_BACK = b"g"
 """State code of a waiting job that its group holds back."""
-BEHIND = 1 << 61
+BEHIND_READY = 1 << 61
 """Added to the places of such jobs, which come after those that are ready."""
 CANCEL, RETRIES = 10, 11
 """Indices in the body of a state entry."""
@@ -368,7 +368,7 @@ def _found(queue: str, job_id: str, reply: Sequence[Any], now: int) -> FoundJob 
     if st is not None:
         number = NUMBER.unpack_from(st, 1)[0]
         if st[:1] == HELD_BACK:
-            number += BEHIND
+            number += BEHIND_READY
         body = unpack(st[25 if st[:1] in ENDED else 9 :])
         job.cancel_requested = bool(body[CANCEL]) and record.state is State.ACTIVE
         retries = body[RETRIES]

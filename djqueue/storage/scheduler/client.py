@@ -44,7 +44,7 @@ logger = Log("djqueue.client")
 
 MAX_IDLE = 8
 """Maximum number of idle connections."""
-PATIENCE = 1.0
+RESTART_TIMEOUT = 1.0
 """Seconds for which a call waits for a scheduler that is restarting."""
 CONNECT_EVERY = 0.02
 """Seconds between two tries to connect."""
@@ -290,7 +290,7 @@ class SchedulerClient:
             outage = self.breaker.outage
             raise StorageUnavailableError("no scheduler is running" if outage is None else away_for(outage))
         is_probe = self.breaker.outage is not None
-        patience = min(until, monotonic() + (0 if is_probe else PATIENCE))
+        patience = min(until, monotonic() + (0 if is_probe else RESTART_TIMEOUT))
         while True:
             try:
                 connection = self.connect(min(until, monotonic() + self._timeout))

@@ -124,7 +124,7 @@ async def test_broken_connection_is_not_reused(storage, queue, census, keep_aliv
 async def test_connection_older_than_its_maximum_age_is_not_reused(
     storage, queue, census, keep_alive, monkeypatch, is_async
 ):
-    monkeypatch.setattr(module, "RECENT", 0)
+    monkeypatch.setattr(module, "RECHECK_AFTER", 0)
 
     async with working(storage, handler_of(census, is_async), concurrency=1) as worker:
         threads = worker.executor._threads._pool

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from djqueue.storage.facets import Events, Jobs, Limiters, Queues, Reads, Workers
     from djqueue.storage.snapshots import Snapshots
 
-LEFT = 1.0
+LEFTOVER_GRACE = 1.0
 """Seconds that tasks which a job has left behind have to end."""
 ASK = {stop: signal.SIGRTMIN + stop for stop in Stop if stop} if sys.platform == "linux" else {}
 """Signal that asks a job to stop, by reason."""
@@ -498,7 +498,7 @@ class RefusingFacet:
 
 
 async def _until_done(tasks: set[Any]) -> None:
-    await asyncio.wait(tasks, timeout=LEFT)
+    await asyncio.wait(tasks, timeout=LEFTOVER_GRACE)
 
 
 def _reap() -> None:

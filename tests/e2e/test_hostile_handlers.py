@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reas
 SETTINGS = """
 DATABASES["default"]["NAME"] = "db.sqlite3"
 DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 20}
-DJQUEUE = {"HEARTBEAT": 0.5, "QUEUES": {"hostile": {"LEASE": 2}}}
+DJQUEUE = {"HEARTBEAT": 0.5, "QUEUES": {"hostile": {"LEASE": 1}}}
 """
 JOBS = """
 import asyncio, os, sys, threading
@@ -23,7 +23,7 @@ from djqueue import job
 def harmless():
     return "done"
 
-@job(max_attempts=1, max_stalls=1, queue="hostile")
+@job(max_attempts=1, max_stalls=0, queue="hostile")
 def exits(code):
     os._exit(code)
 
@@ -46,7 +46,7 @@ async def stops_the_loop():
     asyncio.get_running_loop().stop()
     await asyncio.sleep(0.01)
 
-@job(max_attempts=1, max_stalls=1, queue="hostile")
+@job(max_attempts=1, max_stalls=0, queue="hostile")
 async def cancels_all_tasks():
     for task in asyncio.all_tasks():
         task.cancel()

@@ -3,20 +3,19 @@
 Each job and queue is checked once per process.
 """
 
-import logging
-
 from django.core.signals import setting_changed
 
 from djqueue.conf import get_settings
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Batch
+from djqueue.core.logs import Log
 from djqueue.core.suggest import similar
 from djqueue.storage.base import Storage
 
 from .declarations import registry
 from .envelope import DEFAULT_QUEUE
 
-logger = logging.getLogger("djqueue.client")
+logger = Log("djqueue.client")
 
 MAX_CHECKED = 10_000
 """Maximum number of queues and jobs that are checked."""

@@ -4,7 +4,6 @@ A caller subscribes before the enqueue, so that no event is missed. The error fo
 has the job's state, the reason why it has not finished, and the remedy.
 """
 
-import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -17,6 +16,7 @@ from djqueue.core.deadlines import within
 from djqueue.core.errors import DjqueueError, JobNotFoundError, ResultTimeoutError, StorageUnavailableError
 from djqueue.core.explain import MAX_BEFORE, Explanation
 from djqueue.core.job import Batch, EnqueueResult, Event, JobRecord, ResultReader, install_result_reader
+from djqueue.core.logs import Log
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.core.units import milliseconds, to_datetime
 from djqueue.storage.base import EventHandler, Storage, Unsubscribe
@@ -40,7 +40,7 @@ from .transactions import (
     stored_result,
 )
 
-logger = logging.getLogger("djqueue.client")
+logger = Log("djqueue.client")
 
 DEFAULT_WAIT = 30.0
 """Default time limit of `enqueue_and_wait`, in seconds."""

@@ -10,7 +10,6 @@ a budget, and each user has one at a time.
 """
 
 import json
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +27,7 @@ from django.http import HttpRequest
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.job import JobFailure, JobRecord
+from djqueue.core.logs import Log
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import redaction, tables
@@ -38,7 +38,7 @@ from djqueue.storage.base import Storage
 from djqueue.storage.tables.leaderlease import TTL, LeaderLease
 from djqueue.storage.tables.rows import unpack_options
 
-logger = logging.getLogger("djqueue.dashboard")
+logger = Log("djqueue.dashboard")
 SCAN_BYTES = 32 * 1024 * 1024
 """Maximum bytes of payloads that a scan reads. At least one payload is read, whatever its size."""
 SCAN_MILLISECONDS = 1_000

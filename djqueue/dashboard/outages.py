@@ -9,7 +9,6 @@ A query sent to a frozen PostgreSQL server has no timeout: `statement_timeout` i
 the page's deadline. The driver then raises OperationalError at once in the thread of the request.
 """
 
-import logging
 import os
 import socket
 import threading
@@ -32,11 +31,12 @@ from django.utils.translation import gettext as _
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import CircuitBreaker
 from djqueue.core.errors import DjqueueError
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.threads import after_fork
 from djqueue.core.units import to_datetime
 
-logger = logging.getLogger("djqueue.dashboard")
+logger = Log("djqueue.dashboard")
 ACTIVE = 1
 """Transaction status of libpq: a query was sent and its result has not arrived."""
 RECHECK_INTERVAL = 0.05

@@ -9,7 +9,6 @@ The version is read before the data. Data newer than its version therefore costs
 change is missed. Whatever the version doesn't cover must limit the expiry time: see `Watch` and `expire_at`.
 """
 
-import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Container, Hashable
@@ -31,11 +30,12 @@ from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadlines import remaining, within
 from djqueue.core.errors import DjqueueError, StorageError, StorageUnavailableError
+from djqueue.core.logs import Log
 from djqueue.core.metrics import MINUTE
 from djqueue.dashboard import rights
 from djqueue.dashboard.outages import watchdog
 
-logger = logging.getLogger("djqueue.dashboard")
+logger = Log("djqueue.dashboard")
 T = TypeVar("T")
 FRESH_TIME = 1_000
 """Milliseconds before a value is read again."""

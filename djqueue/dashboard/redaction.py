@@ -1,7 +1,6 @@
 """Hides secrets in values of jobs: by the names of their keys, and by the job's own redact function."""
 
 import inspect
-import logging
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,9 +13,10 @@ from djqueue.conf import get_settings
 from djqueue.core.errors import SerializationError
 from djqueue.core.headers import Headers
 from djqueue.core.job import JobRecord, is_call
+from djqueue.core.logs import Log
 from djqueue.dashboard import rendering
 
-logger = logging.getLogger("djqueue.dashboard")
+logger = Log("djqueue.dashboard")
 HIDDEN = "•••"
 MAX_DEPTH = 30
 """Maximum nesting level searched; deeper values are hidden."""

@@ -6,7 +6,6 @@ conditional update. If it dies within a part, that part is done again: a job tha
 cannot be retried or removed a second time.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from math import inf
@@ -19,13 +18,14 @@ from djqueue.client.deadletters import DeadLetterFilter, read_filter
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadlines import remaining
 from djqueue.core.errors import OptionError
+from djqueue.core.logs import Log
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.storage.actions import CANCEL, DONE, PROMOTE, REMOVE, RETRY, Action
 from djqueue.storage.base import Storage
 
-logger = logging.getLogger("djqueue.bulk")
+logger = Log("djqueue.bulk")
 
 JOBS_PER_CALL = 500
 """Jobs per call of the storage."""

@@ -1,6 +1,5 @@
 """The rows of schedules: their jobs, their next runs, and their declarations in code."""
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -13,12 +12,13 @@ from djqueue.client.declarations import Declared, declared
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import DjqueueError, OptionError, UnknownJobError
 from djqueue.core.job import Batch
+from djqueue.core.logs import Log
 from djqueue.core.options import EnqueueOptions, JobOptions
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.models import CronJob, ScheduleSource
 from djqueue.schedules.zones import parse_timezone
 
-logger = logging.getLogger("djqueue.cron")
+logger = Log("djqueue.cron")
 
 MIN_RETENTION = 60 * 60_000
 """Milliseconds for which the records of such jobs are kept at least."""

@@ -16,7 +16,6 @@ The jobs pass the middleware like all others. A slot that the middleware refuses
 in the row.
 """
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -33,6 +32,7 @@ from djqueue.conf import get_settings
 from djqueue.core.clock import Clock
 from djqueue.core.errors import DjqueueError, StorageUnavailableError
 from djqueue.core.job import Batch, EnqueueResult, Incident
+from djqueue.core.logs import Log
 from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.procfs import died_here, this_process
 from djqueue.core.states import LIVE, PENDING, State
@@ -47,7 +47,7 @@ from djqueue.storage.tables.clock import DatabaseClock, set_right
 
 from .cronjobs import batch_of, declare, job_id
 
-logger = logging.getLogger("djqueue.cron")
+logger = Log("djqueue.cron")
 
 SCHEDULES_PER_CALL = 500
 """Schedules per call of the storage."""

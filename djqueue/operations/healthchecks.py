@@ -4,7 +4,6 @@ Each check has a stable name and returns findings, which say what is wrong and h
 command line and the doctor share these checks. `HealthRun` runs them within a time limit, whatever hangs.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from shlex import quote
@@ -20,6 +19,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import within
 from djqueue.core.errors import ConfigurationError, DjqueueError
 from djqueue.core.explain import BY_WORD
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line, numbered
 from djqueue.core.metrics import MINUTE
 from djqueue.core.overview import Finding, Overview, QueueOverview
@@ -31,7 +31,7 @@ from djqueue.storage.tables.leaderlease import MIRROR, stale_holder
 
 from .mirror import is_mirrored
 
-logger = logging.getLogger("djqueue.health")
+logger = Log("djqueue.health")
 
 MAX_EXPLAINED = 20
 """Maximum waiting jobs of a queue of which is asked why they do not run."""

@@ -4,7 +4,6 @@
 mirror on a thread beside a worker.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.deadlines import GrowingPause
 from djqueue.core.errors import ConfigurationError, DjqueueError, SerializationError, StorageError
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.states import State
 from djqueue.core.threads import beside
@@ -31,7 +31,7 @@ from .throttle import BusyPause, CopyThrottle
 if TYPE_CHECKING:
     from djqueue.storage.redis.changes import ChangeBatch, ChangeStream, Controls, Mark
 
-logger = logging.getLogger("djqueue.mirror")
+logger = Log("djqueue.mirror")
 
 INTERVAL, IDLE = 0.2, 0.5
 """Seconds between the starts of two rounds: while jobs change, and while none do. A round costs as much as

@@ -1,6 +1,5 @@
 """The relay: sends jobs from the outbox table to the storage, in the order in which they were written."""
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -15,6 +14,7 @@ from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadlines import GrowingPause
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Batch
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.options import JobKey
 from djqueue.core.threads import beside
@@ -25,7 +25,7 @@ from djqueue.storage.tables.rows import unpack_options
 
 from .sweeps import is_scheduler
 
-logger = logging.getLogger("djqueue.relay")
+logger = Log("djqueue.relay")
 
 ROWS_PER_READ = 1_000
 """Rows sent at a time."""

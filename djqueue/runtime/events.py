@@ -13,6 +13,8 @@ from djqueue.client.announcing import announcer
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Claimed, Outcome
+from djqueue.core.logs import Log, type_name
+from djqueue.core.messages import ThrottledLog
 from djqueue.core.workers import Unhandled
 from djqueue.signals import (
     job_cancelled,
@@ -33,7 +35,7 @@ OUTAGE_LOG_DELAY = 5_000
 RETRIED_WITHIN = 5_000
 """Milliseconds for which a failed operation keeps an outage open, because it may never be retried."""
 
-logger = logging.getLogger("djqueue.worker")
+logger = Log("djqueue.worker")
 
 
 @dataclass(slots=True)
@@ -84,6 +86,7 @@ class RunEvents:
         self._worker_id = worker_id
         self._outages = OutageLog(worker_id, clock.monotonic)
         self._summed = 0
+        self._throttled = ThrottledLog(logger, 60.0)
 
     @property
     def verbose(self) -> bool:
@@ -206,10 +209,11 @@ class RunEvents:
         )
 
     def cleanup_failed(self, run: Run | None, error: BaseException) -> None:
-        """Log that Django's database connections could not be cleaned after a job or an idle time."""
+        """Log that Django's database connections had to be given up after a job or an idle time."""
         logger.warning(
-            "%s: closing the thread's database connections failed; the thread continues",
+            "%s left database connections that the thread cannot use further: %s. The thread continues",
             f"Worker {self._worker_id}" if run is None else _name(run),
+            error,
             exc_info=error,
             extra={} if run is None else _extra(run.claimed),
         )
@@ -262,6 +266,21 @@ class RunEvents:
             self._worker_id,
             retry,
             error,
+        )
+
+    def no_thread(self, error: BaseException, retry: float) -> None:
+        """Log that the system has no thread for a job at the moment."""
+        text = "Worker %s cannot start a thread for its jobs: %s. They wait, and it tries again every %g s"
+        self._throttled.log(ERROR, "no thread", text, self._worker_id, error, retry)
+
+    def loop_stopped(self, error: BaseException) -> None:
+        """Log that a task or a callback of a handler has stopped the worker's event loop."""
+        logger.error(
+            "Worker %s: a task or a callback that a job has started raised %s on the event loop, or stopped "
+            "it; the worker goes on",
+            self._worker_id,
+            type_name(error),
+            exc_info=error,
         )
 
     def dump_failed(self, error: BaseException) -> None:

@@ -3,7 +3,6 @@
 `djqueue.operations.relay` sends them to the server. Django is not imported before the table is used.
 """
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,6 +14,7 @@ from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.options import JobOptions
 
@@ -30,7 +30,7 @@ RETRY_AFTER = 1_000
 ROWS = 1_000
 """Rows of one statement."""
 
-logger = logging.getLogger("djqueue.outbox")
+logger = Log("djqueue.outbox")
 
 
 class OutboxTable(TransactionalEnqueue):

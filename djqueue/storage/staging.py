@@ -15,7 +15,6 @@ falls silent. Any number of processes can repeat all steps at once, so a publish
 harm.
 """
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import QueueFullError, StorageError
 from djqueue.core.job import Batch
+from djqueue.core.logs import Log
 from djqueue.core.states import PENDING, State
 from djqueue.storage.bulkwrites import (
     DONE,
@@ -361,7 +361,7 @@ def gone_error(manifest: Manifest) -> ChunkMissingError:
     )
 
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 
 CHUNKS_PER_STEP = 64
 """Chunks to publish in one step."""

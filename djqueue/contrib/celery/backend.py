@@ -1,7 +1,6 @@
 """The Celery result backend `djqueue`: results are values in the storage, and waiters get its events."""
 
 import json
-import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -20,13 +19,14 @@ from kombu.utils.functional import retry_over_time
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageError, StorageUnavailableError
+from djqueue.core.logs import Log
 from djqueue.core.units import milliseconds
 from djqueue.storage.base import Unsubscribe
 
 from .storages import Location, location, storage_at
 from .values import REMOVED_AT_ONCE, RESULT, RESULTS, Values
 
-logger = logging.getLogger("djqueue.celery")
+logger = Log("djqueue.celery")
 
 CLEANING = 10_000
 """Milliseconds between two removals of expired results by a process that stores results."""

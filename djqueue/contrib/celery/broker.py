@@ -1,6 +1,5 @@
 """The claims, leases and maintenance of one storage, shared by all transports of a process."""
 
-import logging
 import os
 import socket
 import threading
@@ -12,6 +11,7 @@ from djqueue._version import __version__
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Batch, Claimed, ClaimRequest, Claims, JobFailure, Lease, Outcome
+from djqueue.core.logs import Log
 from djqueue.core.options import MAX_INTEGER, JobOptions
 from djqueue.core.states import State
 from djqueue.core.workers import WorkerInfo
@@ -21,7 +21,7 @@ from djqueue.storage.base import Storage
 from .routing import Routing
 from .values import MESSAGE
 
-logger = logging.getLogger("djqueue.celery")
+logger = Log("djqueue.celery")
 
 MAINTENANCE_INTERVAL = 1.0
 """Seconds between two rounds of maintenance."""

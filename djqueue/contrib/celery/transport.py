@@ -5,7 +5,6 @@ job is active while the message is unacknowledged, under a lease that the `Broke
 """
 
 import itertools
-import logging
 import os
 import threading
 from collections import deque
@@ -21,6 +20,7 @@ from djqueue._version import __version__
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError, StorageUnavailableError
 from djqueue.core.job import Claimed
+from djqueue.core.logs import Log
 from djqueue.core.options import MAX_INTEGER, MAX_NAME, JobOptions
 from djqueue.storage.base import Unsubscribe
 
@@ -29,7 +29,7 @@ from .routing import Binding
 from .storages import location, storage_at
 from .values import JSON, SHORTEST_RETENTION
 
-logger = logging.getLogger("djqueue.celery")
+logger = Log("djqueue.celery")
 
 CLAIMED_AT_ONCE = 16
 """Maximum of messages that one call claims."""

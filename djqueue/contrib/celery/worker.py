@@ -7,7 +7,6 @@ at their time limits, or because they were terminated.
 """
 
 import ctypes
-import logging
 import os
 import socket
 import threading
@@ -40,13 +39,14 @@ from kombu.utils.json import loads
 
 from djqueue.core.errors import ConfigurationError, Snooze, UnrecoverableError
 from djqueue.core.executors import INLINE
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.runtime.runs import JobContext, run_of
 from djqueue.storage.base import Storage
 
 from .values import MESSAGE
 
-logger = logging.getLogger("djqueue.celery")
+logger = Log("djqueue.celery")
 
 COMMANDS = (
     "ping",

@@ -6,7 +6,6 @@ connections open cheaply offer streams.
 """
 
 import asyncio
-import logging
 import signal
 import threading
 from collections.abc import AsyncIterator
@@ -19,12 +18,13 @@ from django.utils.translation import gettext as _
 
 from djqueue.conf import get_settings
 from djqueue.core.errors import DjqueueError
+from djqueue.core.logs import Log
 from djqueue.dashboard import boards, rights
 from djqueue.dashboard.outages import watchdog
 from djqueue.dashboard.reading import FRESH_TIME, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 
-logger = logging.getLogger("djqueue.dashboard")
+logger = Log("djqueue.dashboard")
 pages = Pages()
 MAX_STREAMS = 200
 """Maximum open streams of one process."""

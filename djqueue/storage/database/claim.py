@@ -1,10 +1,10 @@
 """Claims: which ready jobs become active, within the limits of their queues."""
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from djqueue.core.job import Claimed, ClaimRequest, Claims
+from djqueue.core.logs import Log
 from djqueue.core.options import JobOptions
 from djqueue.core.policies import GLOBAL, NO_RETENTION, Rate
 from djqueue.core.states import State
@@ -29,7 +29,7 @@ from .stored import (
 from .transaction import Tx, group_lock, limiter_lock, limits_lock
 from .transitions import EXPIRED, fail_pending, move_to
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 T = TypeVar("T")
 
 

@@ -216,9 +216,13 @@ class CallThread:
     def close(self) -> None:
         """End the thread after the calls that it has."""
         executor, self._executor = self._executor, None
-        if executor is not None:
+        if executor is None:
+            return
+        try:
             executor.submit(lambda: connections[self._alias].close())
-            executor.shutdown(wait=threading.get_ident() != self._ident)
+        except RuntimeError:
+            return  # At exit, Python ends the threads of executors before it calls the functions of `atexit`.
+        executor.shutdown(wait=threading.get_ident() != self._ident)
 
     def is_used(self) -> bool:
         """Return whether a call of this coroutine would run in the thread."""

@@ -5,7 +5,6 @@ writes its events to a table, which the subscribers' processes read. A subscript
 processes nothing: its own process looks at the row of the job whenever the database has changed.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from djqueue.core.deadlines import remaining
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Event
+from djqueue.core.logs import Log
 from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, PENDING, TERMINAL, State
 from djqueue.core.threads import after_fork
@@ -107,7 +107,7 @@ def _moved(old: State, new: State) -> str:
     return {State.WAITING: "promoted", State.DELAYED: "rescheduled"}.get(new, "")
 
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 
 OBSERVED = 30_000
 """Milliseconds for which a queue stays observed."""

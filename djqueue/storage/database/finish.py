@@ -1,6 +1,5 @@
 """Ends of attempts, and the leases, progress and items of active ones: all conditional on the claim."""
 
-import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -17,6 +16,7 @@ from djqueue.core.job import (
     Renewal,
     check_outcomes,
 )
+from djqueue.core.logs import Log
 from djqueue.core.options import DEFAULT_OPTIONS, JobKey
 from djqueue.core.states import State
 from djqueue.storage.tables import rows
@@ -27,7 +27,7 @@ from .dialects import Row
 from .stored import TOKENS, StoredJob, advance, by_keys, holding_group, is_grouped, keep_newest, select
 from .transaction import Tx, group_lock, key_lock, limiter_lock
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 COMPLETE = (
     "UPDATE djqueue_job SET state = 'completed', finished_at = ?, error_type = '', error_message = '', "
     "traceback = '', expires_at"

@@ -1,7 +1,6 @@
 """Live workers, their commands, and their dumps."""
 
 import json
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -9,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from djqueue.core.errors import StorageError
+from djqueue.core.logs import Log
 from djqueue.core.metrics import RunStats
 from djqueue.core.procfs import boot_of, died_here, host_name, lives_here, this_process
 from djqueue.core.threads import after_fork
@@ -37,7 +37,7 @@ from .dialects import Row
 from .transaction import Database, Tx
 from .wake import Follower
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 JSON = ("queues", "names", "about")
 COLUMNS = ("worker_id", *WORKER[1:], "about")
 READ = (

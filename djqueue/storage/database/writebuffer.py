@@ -1,7 +1,6 @@
 """The write buffer of `durable=False`: jobs wait in the producer for a moment, and are written together."""
 
 import atexit
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from django.db import connections
 
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.logs import Log
 from djqueue.core.messages import numbered
 from djqueue.core.policies import full_error
 from djqueue.core.threads import after_fork
@@ -21,7 +21,7 @@ from .enqueue import DROPPING, enqueue, pending
 from .transaction import Database
 from .wake import Background
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 
 WRITE_DELAY = 0.01
 """Seconds for which a job waits for others."""

@@ -27,6 +27,7 @@ from redis.exceptions import (
 
 from djqueue.core.deadlines import GrowingPause, remaining
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.threads import after_fork
 
@@ -38,7 +39,7 @@ PING_AFTER = 10.0
 """Seconds of silence before a ping, and for its reply."""
 AT_ONCE = 1_000
 """Replies that are read at a time."""
-logger = logging.getLogger("djqueue.redis")
+logger = Log("djqueue.redis")
 FIRST_WAIT, LAST_WAIT = 0.05, 2.0
 """Seconds between attempts: the first wait, which doubles, and the longest."""
 FAILURES = (redis.RedisError, RedisClusterException, StorageUnavailableError, OSError)

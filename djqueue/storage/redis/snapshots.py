@@ -6,7 +6,6 @@ that was scanned already would be missed. Therefore the queues record which jobs
 are read at the end, wherever they are by then.
 """
 
-import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from djqueue.core.enginejob import EngineJob, ItemStream
 from djqueue.core.errors import RestoreInProgressError
 from djqueue.core.job import DeadLetterRecord, JobRecord
+from djqueue.core.logs import Log
 from djqueue.core.states import State
 from djqueue.storage import snapshots
 from djqueue.storage.snapshots import (
@@ -52,7 +52,7 @@ BEHIND_READY = 1 << 61
 CANCEL, RETRIES = 10, 11
 """Indices in the body of a state entry."""
 META = (b"paused", b"mode", b"limited", b"capacity", b"per", b"concurrency")
-logger = logging.getLogger("djqueue.redis")
+logger = Log("djqueue.redis")
 
 
 class SeenJobs:

@@ -7,7 +7,6 @@ connection with a thread.
 import asyncio
 import contextlib
 import itertools
-import logging
 import os
 import secrets
 import select
@@ -22,6 +21,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import CircuitBreaker, Outage, remaining
 from djqueue.core.errors import DjqueueError, SerializationError, StorageUnavailableError, by_code
 from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Finished, Outcome
+from djqueue.core.logs import Log
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.wire import pack
 
@@ -40,7 +40,7 @@ from .protocol import (
     time_for,
 )
 
-logger = logging.getLogger("djqueue.client")
+logger = Log("djqueue.client")
 
 MAX_IDLE = 8
 """Maximum number of idle connections."""

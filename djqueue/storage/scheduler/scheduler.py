@@ -1,6 +1,5 @@
 """The scheduler: the engine, its journal, and the workers whose claims it knows."""
 
-import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ from djqueue.core.job import (
     Renewal,
     Swept,
 )
+from djqueue.core.logs import Log
 from djqueue.core.messages import gettext_noop as _
 from djqueue.core.metrics import Tiers
 from djqueue.core.overview import WARN, DiagnosticLine, Diagnostics
@@ -56,7 +56,7 @@ from .protocol import (
 )
 from .recovery import recover
 
-logger = logging.getLogger("djqueue.scheduler")
+logger = Log("djqueue.scheduler")
 
 ANNOUNCE_TIMEOUT = 5.0
 """Seconds for which a new scheduler waits for the living workers of an earlier one."""

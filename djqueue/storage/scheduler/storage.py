@@ -1,7 +1,6 @@
 """`SchedulerStorage`: the scheduler in the process that runs it, and a client everywhere else."""
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from djqueue.core.job import (
     Renewal,
     Swept,
 )
+from djqueue.core.logs import Log
 from djqueue.core.messages import shown_name
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
@@ -47,7 +47,7 @@ from .protocol import OPERATIONS, frames_of, time_for
 from .scheduler import JobScheduler
 from .server import SocketServer
 
-logger = logging.getLogger("djqueue.scheduler")
+logger = Log("djqueue.scheduler")
 
 PART_JOBS = 20_000
 """Maximum number of jobs in a frame."""

@@ -31,6 +31,7 @@ from djqueue.core.errors import (
     by_code,
 )
 from djqueue.core.job import Batch, Claimed, EnqueueResult
+from djqueue.core.logs import Log
 from djqueue.core.messages import ThrottledLog
 from djqueue.core.options import (
     DURATIONS,
@@ -78,7 +79,7 @@ SIGNAL_CHECK_INTERVAL = 0.05
 """Seconds between two checks whether receivers of signals have caught up."""
 
 
-logger = logging.getLogger("djqueue.worker")
+logger = Log("djqueue.worker")
 failures = ThrottledLog(logger, 10.0)
 
 

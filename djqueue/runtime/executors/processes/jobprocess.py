@@ -373,8 +373,9 @@ class JobProcess:
         try:
             async with asyncio.timeout(REAPING):
                 self._status = await self.template.status(self.pid)
-        except Exception:
+        except Exception as error:
             # The template is stuck or closed: it is unknown how the process has ended.
+            self._owner.events.status_unknown(self.pid, error)
             self._status = -1
         self.has_ended = True
         try:

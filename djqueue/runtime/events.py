@@ -30,6 +30,8 @@ WORK = "claim and finish"
 not retried."""
 PATIENCE = 5_000
 """Milliseconds after which an outage is logged before it is over: it is longer than a restart."""
+REFUSED_AGAIN = 60_000
+"""Milliseconds until it is logged again that the system refuses a thread."""
 RETRIED_WITHIN = 5_000
 """Milliseconds for which a failed operation keeps an outage open, because it may never be retried."""
 
@@ -83,7 +85,9 @@ class RunEvents:
         self.counters = Counters()
         self._worker_id = worker_id
         self._outages = OutageLog(worker_id, clock.monotonic)
+        self._monotonic = clock.monotonic
         self._summed = 0
+        self._refused_at: int | None = None
 
     @property
     def verbose(self) -> bool:
@@ -263,6 +267,18 @@ class RunEvents:
             retry,
             error,
         )
+
+    def thread_refused(self, error: BaseException) -> None:
+        """Log, at most once a minute, that the system has no thread for a handler."""
+        now = self._monotonic()
+        if self._refused_at is None or now - self._refused_at >= REFUSED_AGAIN:
+            self._refused_at = now
+            logger.error(
+                "Worker %s could not start a thread for a handler (%s); its jobs wait for one. Raise the "
+                "limit of processes or memory of this user or container, or lower --concurrency.",
+                self._worker_id,
+                error,
+            )
 
     def dump_failed(self, error: BaseException) -> None:
         """Log that the stacks of threads and tasks could not be read or saved."""

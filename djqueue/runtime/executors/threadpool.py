@@ -7,6 +7,8 @@ from typing import Any
 
 IDLE = 60.0
 """Seconds after which an idle thread ends."""
+NO_THREAD = (RuntimeError, MemoryError)
+"""Errors of a thread that cannot be started, because a limit of the system is reached."""
 
 
 class ThreadPool:
@@ -16,6 +18,9 @@ class ThreadPool:
     are more calls. While a call runs to its end without releasing the GIL, no other thread can start, so one
     thread makes all the calls: waking a thread per job costs several times as much as a short job. A call
     that waits for I/O lets the next thread start at once.
+
+    If the system refuses a thread, the calls stay in the pool. The threads that it has take them after their
+    own ones, and so does a new thread after the next `submit` or `retry`.
     """
 
     def __init__(
@@ -25,6 +30,7 @@ class ThreadPool:
         *,
         on_wake: Callable[[], None] | None = None,
         on_exit: Callable[[], None] | None = None,
+        on_refused: Callable[[BaseException, Callable[[], None]], None] | None = None,
     ) -> None:
         self._limit = limit
         self._name = name
@@ -32,6 +38,8 @@ class ThreadPool:
         """Called on a thread that was idle, before its next call."""
         self._on_exit = on_exit
         """Called on a thread at its end."""
+        self._on_refused = on_refused
+        """Called with the error of a thread that could not be started, and a function that tries again."""
         self._calls: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._lock = Lock()
         self._idle: list[Lock] = []
@@ -44,6 +52,10 @@ class ThreadPool:
     def submit(self, function: Callable[[Any], None], argument: Any) -> None:
         """Call `function(argument)`, which must not raise, on a thread."""
         self._calls.append((function, argument))
+        self.retry()
+
+    def retry(self) -> None:
+        """Wake or start a thread for the calls that wait. From any thread."""
         if not self._waking:
             self._wake_one()
 
@@ -70,7 +82,14 @@ class ThreadPool:
             self._threads += 1
             number = self._threads
         # Daemon threads, because a thread may be stuck in a handler when the process should end.
-        Thread(target=self._serve, name=f"{self._name}-{number}", daemon=True).start()
+        try:
+            Thread(target=self._serve, name=f"{self._name}-{number}", daemon=True).start()
+        except NO_THREAD as error:
+            with self._lock:
+                self._threads -= 1
+                self._waking = False
+            if self._on_refused is not None:
+                self._on_refused(error, self.retry)
 
     def _serve(self) -> None:
         gate = Lock()

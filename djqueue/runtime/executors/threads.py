@@ -17,6 +17,8 @@ from .connections import clean_connections, close_connections
 from .execution import Execution, call_on_loop
 from .threadpool import ThreadPool
 
+RETRY = 0.5
+"""Seconds until a thread is started again that the system has refused."""
 Adopt = Callable[[Run, Awaitable[Any]], None]
 """Continues a run whose handler has returned an awaitable."""
 
@@ -32,6 +34,7 @@ class ThreadExecutor:
         adopt: Adopt,
         pool: "CallerThread | None" = None,
     ) -> None:
+        self._loop = context.loop
         self._runs = context.runs
         self._wake_event = context.wake_event
         self._events = context.events
@@ -46,6 +49,7 @@ class ThreadExecutor:
             "djqueue-job",
             on_wake=self._clean if self._cleans else None,
             on_exit=close_connections if self._cleans else None,
+            on_refused=self._on_refused,
         )
         self._run_one = self._run_in_context if pool is None else self._run
 
@@ -110,6 +114,10 @@ class ThreadExecutor:
             if self._cleans:
                 # After an idle time, the pool cleans them again before the next call.
                 self._clean(run)
+
+    def _on_refused(self, error: BaseException, retry: Callable[[], None]) -> None:
+        self._events.thread_refused(error)
+        call_on_loop(self._loop, self._events, "a thread", self._loop.call_later, RETRY, retry)
 
     def _clean(self, run: Run | None = None) -> None:
         try:

@@ -4,6 +4,8 @@ import sys
 import threading
 import weakref
 
+import pytest
+
 from djqueue.runtime.executors import threadpool as pool_module
 from djqueue.runtime.executors.threadpool import ThreadPool
 from tests.support import PATIENCE, eventually
@@ -146,6 +148,57 @@ def test_thread_that_takes_one_of_many_calls_wakes_the_next_thread():
         sys.setswitchinterval(interval)
     together.wait(PATIENCE)
     pool.close()
+
+
+@pytest.mark.parametrize("busy", [0, 1], ids=["no thread", "one busy thread"])
+def test_calls_whose_thread_the_system_refuses_run_when_it_can_start(monkeypatch, busy):
+    refused = []
+    go_on = threading.Event()
+    done = []
+    pool = ThreadPool(3, "test", on_refused=lambda error, retry: refused.append((str(error), retry)))
+    for _ in range(busy):
+        pool.submit(lambda _: go_on.wait(PATIENCE), None)
+        eventually(lambda: not pool._calls)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pool_module, "Thread", Unstartable)
+        pool.submit(done.append, "first")
+        pool.submit(done.append, "second")
+        assert [text for text, _ in refused] == ["can't start new thread"] * 2
+        assert done == []
+    refused[0][1]()
+    eventually(lambda: len(done) == 2)
+    pool.submit(done.append, "third")
+    eventually(lambda: len(done) == 3)
+    go_on.set()
+    pool.close()
+    eventually(lambda: not live("test"))
+
+    assert sorted(done) == ["first", "second", "third"]
+
+
+def test_busy_thread_takes_the_calls_whose_thread_the_system_refuses(monkeypatch):
+    go_on = threading.Event()
+    done = []
+    pool = ThreadPool(3, "test")
+    pool.submit(lambda _: go_on.wait(PATIENCE), None)
+    eventually(lambda: not pool._calls)
+
+    monkeypatch.setattr(pool_module, "Thread", Unstartable)
+    for number in range(5):
+        pool.submit(done.append, number)
+    go_on.set()
+    eventually(lambda: len(done) == 5)
+    pool.close()
+
+    assert done == list(range(5))
+
+
+class Unstartable(threading.Thread):
+    """A thread for which the system has no memory, or whose user has too many processes."""
+
+    def start(self):
+        raise RuntimeError("can't start new thread")
 
 
 def test_closing_the_pool_lets_running_calls_end():

@@ -90,7 +90,7 @@ HINTS = {
     "CONCURRENCY": "Number of jobs that a worker runs at once, 10 by default.",
     "SHUTDOWN_TIMEOUT": "Seconds that a stopping worker waits for its jobs, 25 by default.",
     "HEARTBEAT": "Seconds between the heartbeats of a worker, 5 by default.",
-    "STUCK_TIMEOUT": "Seconds for which the leases of a stuck worker are renewed, 300 by default.",
+    "STUCK_TIMEOUT": "Seconds after which a worker process that does not answer is killed, 60 by default.",
     "METRICS": "Seconds to keep the buckets of MINUTE, HOUR and DAY, for example {'MINUTE': 604_800}.",
     "VERSION": "Version of the project, such as its release or commit: '2026.11.3'.",
     "MODULES": "Modules to import from every app besides jobs.py, for example ['tasks'].",

@@ -118,7 +118,12 @@ class WorkerRunner:
             except KeyboardInterrupt:
                 self._stdout.write(STOPPED_EARLY)
                 return
-            limits = ProcessLimits(worker.options.shutdown_timeout / 1_000, options["max_memory_per_process"])
+            patience = get_settings().stuck_timeout
+            limits = ProcessLimits(
+                worker.options.shutdown_timeout / 1_000,
+                options["max_memory_per_process"],
+                patience / 1_000 if patience else None,
+            )
             code = Supervisor(children, limits, options["health_file"]).run()
         if code is None:
             command = autoreload.get_child_arguments()

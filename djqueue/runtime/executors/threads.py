@@ -117,7 +117,10 @@ class ThreadExecutor:
 
     def _on_refused(self, error: BaseException, retry: Callable[[], None]) -> None:
         self._events.thread_refused(error)
-        call_on_loop(self._loop, self._events, "a thread", self._loop.call_later, RETRY, retry)
+        call_on_loop(self._loop, self._events, "a refused thread", self._retry_later, retry)
+
+    def _retry_later(self, retry: Callable[[], None]) -> None:
+        self._loop.call_later(RETRY, retry)
 
     def _clean(self, run: Run | None = None) -> None:
         try:

@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn
 from django.db import connections
 
 from djqueue.core import procfs
+from djqueue.core.overview import Finding
 
 from ..exits import (
     FAILED,
@@ -28,6 +29,7 @@ from ..exits import (
     note_supervisor,
 )
 from ..serving import interrupt
+from .beats import BeatReader, BeatWriter
 
 LOOK_FOR_PARENT = 0.5
 """Seconds between checks for the parent, on systems that do not end a child with it."""
@@ -64,8 +66,13 @@ class ChildProcess:
         """Number of signals sent to stop it."""
         self.kill_at: float | None = None
         """Monotonic seconds at which it is killed."""
-        self.ready_pipe, writer = os.pipe()
-        os.set_blocking(self.ready_pipe, False)
+        self.problems: tuple[Finding, ...] = ()
+        """Problems that it has reported."""
+        self.silence = 0.0
+        """Seconds of the supervisor's time in which no beat has arrived."""
+        self.pipe, writer = os.pipe()
+        os.set_blocking(self.pipe, False)
+        self._beats = BeatReader(self.pipe)
         parent = os.getpid()
         # Two processes must not share a connection, and buffered output would be written twice.
         connections.close_all()
@@ -79,7 +86,7 @@ class ChildProcess:
             try:
                 self.pid = os.fork()
                 if not self.pid:
-                    _run(role, parent, writer, (*close, self.ready_pipe), before)
+                    _run(role, parent, writer, (*close, self.pipe), before)
             except OSError:
                 self.close()
                 raise
@@ -97,13 +104,14 @@ class ChildProcess:
         """Resident memory in bytes; 0 if the system does not report it."""
         return procfs.memory(self.pid)
 
-    def read_ready(self) -> bool:
-        """Return whether the child has reported that it is ready."""
-        try:
-            return bool(os.read(self.ready_pipe, 1))
-        except BlockingIOError:
-            # The child has ended, and a process that it started has the pipe.
-            return False
+    def read_beats(self) -> bool:
+        """Take in the beats that have arrived; return whether more can follow."""
+        beats = self._beats.read()
+        if beats:
+            self.silence = 0.0
+            self.is_ready = self.is_ready or any(beat.is_ready for beat in beats)
+            self.problems = beats[-1].problems
+        return beats is not None
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal. The process id is valid until the supervisor has waited for the child."""
@@ -111,9 +119,9 @@ class ChildProcess:
 
     def close(self) -> None:
         """Close the descriptors of a child that has ended."""
-        if self.ready_pipe >= 0:
-            os.close(self.ready_pipe)
-            self.ready_pipe = -1
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
 
 
 def describe(status: int) -> str:
@@ -143,15 +151,9 @@ def _run(
             threading.Thread(target=_follow, args=(parent,), name="djqueue-parent", daemon=True).start()
         note_supervisor(parent)
         gc.freeze()
-        is_reported = False
-
-        def ready() -> None:
-            nonlocal is_reported
-            if not is_reported:
-                is_reported = True
-                os.write(writer, b"1")
-
-        code = role.run(ready)
+        beats = BeatWriter(writer)
+        beats.start()
+        code = role.run(beats.ready)
     except KeyboardInterrupt:
         code = FINISHED
     except SystemExit as error:

@@ -42,7 +42,7 @@ from djqueue.runtime.exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, R
 from djqueue.runtime.leases import LeaseKeeper, can_keep
 from djqueue.runtime.maintenance import Maintenance
 from djqueue.runtime.runs import AttemptCount
-from djqueue.runtime.serving import CHILD_SIGNALS, handling, interruptible, serve
+from djqueue.runtime.serving import CHILD_SIGNALS, handling, interruptible, let_interrupts_come, serve
 from djqueue.runtime.supervisor import ProcessLimits, ProcessRole, Supervisor
 from djqueue.runtime.watching import RENEWALS_PER_LEASE
 from djqueue.storage.base import Storage
@@ -105,6 +105,7 @@ class WorkerRunner:
             self._attempt_count = AttemptCount()
         with visible_logs(options["verbosity"]), interruptible():
             try:
+                let_interrupts_come()
                 # Checks the options, and imports all handlers, which the children then share.
                 worker = self._make_worker(options)
                 if options["verbosity"]:

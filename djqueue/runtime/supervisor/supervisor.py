@@ -20,7 +20,7 @@ from djqueue.core.deadlines import GrowingPause
 from djqueue.core.overview import Finding
 
 from ..exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, STOP
-from ..serving import PARENT_PIPE, take_interrupt
+from ..serving import PARENT_PIPE, SIGNALS, take_interrupt
 from . import notices
 from .children import ChildProcess, ProcessRole, describe
 
@@ -65,8 +65,8 @@ class Supervisor:
     """Runs one child for each role until they have finished, or a signal arrives.
 
     SIGTERM and SIGINT stop the workers first, then the other children. A second signal hurries the workers, a
-    third one kills everything. SIGHUP stops everything in the same way; `run` then returns None with SIGHUP
-    blocked, and the caller starts again with new code. If SIGHUP reports that the terminal was closed, it
+    third one kills everything. SIGHUP stops everything in the same way; `run` then returns None with these
+    signals blocked, and the caller starts again with new code. If SIGHUP reports that the terminal was closed, it
     counts as SIGTERM.
 
     A service manager may send these signals to the children, too: they ignore them, so that no child stops
@@ -139,8 +139,9 @@ class Supervisor:
         finally:
             self._kill_all()
             if self._will_reload:
-                # A second SIGHUP would end the program while it starts again. It waits until `run`.
-                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+                # A signal would end the program while it starts again. SIGHUP waits until `run`, the others
+                # until `let_interrupts_come`.
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP, *SIGNALS])
             signal.set_wakeup_fd(wakeup)
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from random import Random
 from threading import Event
@@ -30,6 +30,7 @@ from djqueue.core.errors import (
     UnknownQueueError,
 )
 from djqueue.operations.annotations import annotate_version
+from djqueue.operations.healthchecks import watching_health
 from djqueue.operations.mirror import is_mirrored, mirroring
 from djqueue.operations.relay import relaying
 from djqueue.operations.sweeps import declare_now
@@ -141,7 +142,7 @@ class WorkerRunner:
             options: Options of the command, or of a child of the supervisor.
             on_started: Called when the worker claims jobs. If given, this is a child of the supervisor,
                 whose other children do the rest of the work.
-            reports: Whether to write the problems found.
+            reports: Whether to write the problems found, and to watch the health of the storage.
         """
         verbosity, is_child = options["verbosity"], on_started is not None
         with visible_logs(verbosity), interruptible(CHILD_SIGNALS if is_child else (signal.SIGTERM,)):
@@ -159,7 +160,9 @@ class WorkerRunner:
                         self._write_findings(worker)
                     # The lease keeper, which ignores the signals instead, has already been forked.
                     let_forks_end()
-                    with self._running_celery():
+                    # One process of each supervisor looks at what all of them share.
+                    watching = watching_health() if reports else nullcontext()
+                    with watching, self._running_celery():
                         serve(worker, CHILD_SIGNALS)
                 else:
                     storage = worker.storage

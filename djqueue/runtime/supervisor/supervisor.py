@@ -66,8 +66,8 @@ class Supervisor:
 
     SIGTERM and SIGINT stop the workers first, then the other children. A second signal hurries the workers, a
     third one kills everything. SIGHUP stops everything in the same way; `run` then returns None with these
-    signals blocked, and the caller starts again with new code. If SIGHUP reports that the terminal was closed, it
-    counts as SIGTERM.
+    signals blocked, and the caller starts again with new code. If SIGHUP reports that the terminal was
+    closed, it counts as SIGTERM.
 
     A service manager may send these signals to the children, too: they ignore them, so that no child stops
     before its stage.

@@ -15,7 +15,7 @@ from djqueue.storage.tables.dberrors import LOCKED
 from .transaction import Database, Tx
 
 LOCKED_FOR = 10.0
-"""Seconds after which a lock that lets nobody else write is a problem."""
+"""Seconds after which a lock that keeps all others from writing is a problem."""
 WRITE = (
     "INSERT INTO djqueue_observed (name, until) VALUES ('', 0) "
     "ON CONFLICT (name) DO UPDATE SET until = excluded.until"

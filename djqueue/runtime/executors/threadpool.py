@@ -7,8 +7,6 @@ from typing import Any
 
 IDLE = 60.0
 """Seconds after which an idle thread ends."""
-NO_THREAD = (RuntimeError, MemoryError)
-"""Errors of a thread that cannot be started, because a limit of the system is reached."""
 
 
 class ThreadPool:
@@ -18,9 +16,6 @@ class ThreadPool:
     are more calls. While a call runs to its end without releasing the GIL, no other thread can start, so one
     thread makes all the calls: waking a thread per job costs several times as much as a short job. A call
     that waits for I/O lets the next thread start at once.
-
-    If the system refuses a thread, the calls stay in the pool. The threads that it has take them after their
-    own ones, and so does a new thread after the next `submit` or `retry`.
     """
 
     def __init__(
@@ -30,7 +25,7 @@ class ThreadPool:
         *,
         on_wake: Callable[[], None] | None = None,
         on_exit: Callable[[], None] | None = None,
-        on_refused: Callable[[BaseException, Callable[[], None]], None] | None = None,
+        on_starved: Callable[[Exception], None] | None = None,
     ) -> None:
         self._limit = limit
         self._name = name
@@ -38,8 +33,8 @@ class ThreadPool:
         """Called on a thread that was idle, before its next call."""
         self._on_exit = on_exit
         """Called on a thread at its end."""
-        self._on_refused = on_refused
-        """Called with the error of a thread that could not be started, and a function that tries again."""
+        self._on_starved = on_starved
+        """Called if the system has no further thread at the moment. Calls may wait until `wake` is called."""
         self._calls: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._lock = Lock()
         self._idle: list[Lock] = []
@@ -52,12 +47,8 @@ class ThreadPool:
     def submit(self, function: Callable[[Any], None], argument: Any) -> None:
         """Call `function(argument)`, which must not raise, on a thread."""
         self._calls.append((function, argument))
-        self.retry()
-
-    def retry(self) -> None:
-        """Wake or start a thread for the calls that wait. From any thread."""
         if not self._waking:
-            self._wake_one()
+            self.wake()
 
     def close(self) -> None:
         """End the threads: idle ones now, the others after their calls."""
@@ -67,7 +58,8 @@ class ThreadPool:
         for gate in idle:
             gate.release()
 
-    def _wake_one(self) -> None:
+    def wake(self) -> None:
+        """Wake or start a thread if calls wait that no thread is about to take."""
         with self._lock:
             if self._waking or not self._calls:
                 return
@@ -82,14 +74,15 @@ class ThreadPool:
             self._threads += 1
             number = self._threads
         # Daemon threads, because a thread may be stuck in a handler when the process should end.
+        thread = Thread(target=self._serve, name=f"{self._name}-{number}", daemon=True)
         try:
-            Thread(target=self._serve, name=f"{self._name}-{number}", daemon=True).start()
-        except NO_THREAD as error:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
             with self._lock:
-                self._threads -= 1
                 self._waking = False
-            if self._on_refused is not None:
-                self._on_refused(error, self.retry)
+                self._threads -= 1
+            if self._on_starved is not None:
+                self._on_starved(error)
 
     def _serve(self) -> None:
         gate = Lock()
@@ -112,7 +105,7 @@ class ThreadPool:
             except IndexError:
                 return True
             if calls and not self._waking:
-                self._wake_one()
+                self.wake()
             function(argument)
 
     def _wait(self, gate: Lock) -> bool:

@@ -1,6 +1,7 @@
 """Beats: what a child writes into a pipe once a second, so that its supervisor knows that it still runs.
 
-Each beat is a line of JSON that says whether the child is ready, and which problems it has.
+Each beat is a line of JSON that says whether the child is ready, which problems it has, and whether it
+ends as planned.
 """
 
 import json
@@ -28,6 +29,8 @@ class Beat(NamedTuple):
 
     is_ready: bool
     problems: tuple[Finding, ...]
+    code: int | None
+    """Exit code with which the child is about to end; None before that."""
 
 
 class BeatWriter:
@@ -37,6 +40,7 @@ class BeatWriter:
         self._pipe = pipe
         self._lock = Lock()
         self._is_ready = False
+        self._code: int | None = None
         self._thread = Thread(target=self._serve, name="djqueue-beats", daemon=True)
 
     def start(self) -> None:
@@ -48,6 +52,11 @@ class BeatWriter:
         self._is_ready = True
         self._write()
 
+    def end(self, code: int) -> None:
+        """Report that the process ends as planned, with an exit code."""
+        self._code = code
+        self._write()
+
     def _serve(self) -> None:
         pause = Event()
         while True:
@@ -57,7 +66,7 @@ class BeatWriter:
     def _write(self) -> None:
         found = problems.noted()[:MAX_PROBLEMS]
         shown = [(one.id, one.text[:MAX_TEXT], one.hint[:MAX_TEXT]) for one in found]
-        line = json.dumps([self._is_ready, shown], ensure_ascii=True) + "\n"
+        line = json.dumps([self._is_ready, shown, self._code]) + "\n"
         with self._lock:
             os.write(self._pipe, line.encode())
 
@@ -85,8 +94,8 @@ class BeatReader:
 def _parsed(line: bytes) -> Beat | None:
     """Return a beat; None for other bytes, which code of the project may have written to any descriptor."""
     try:
-        is_ready, found = json.loads(line)
-        return Beat(bool(is_ready), _findings(found))
+        is_ready, found, code = json.loads(line)
+        return Beat(bool(is_ready), _findings(found), code)
     except (ValueError, TypeError):
         return None
 

@@ -1,7 +1,6 @@
 """Child processes of the supervisor, forked from its image, which has no open connections."""
 
 import gc
-import logging
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ from typing import NamedTuple, NoReturn
 from django.db import connections
 
 from djqueue.core import procfs
+from djqueue.core.logs import Log
 from djqueue.core.overview import Finding
 
 from ..exits import (
@@ -34,7 +34,7 @@ from .beats import BeatReader, BeatWriter
 LOOK_FOR_PARENT = 0.5
 """Seconds between checks for the parent, on systems that do not end a child with it."""
 
-logger = logging.getLogger("djqueue.supervisor")
+logger = Log("djqueue.supervisor")
 
 
 class ProcessRole(NamedTuple):
@@ -61,6 +61,9 @@ class ChildProcess:
     def __init__(self, role: ProcessRole, close: tuple[int, ...]) -> None:
         self.role = role
         self.is_ready = False
+        self.planned_code: int | None = None
+        """Exit code that the child has reported before its end. Without a report, its end is a crash, even
+        with the same code: any code of a handler may call `os._exit`."""
         self.is_recycled = False
         self.signals = 0
         """Number of signals sent to stop it."""
@@ -111,6 +114,7 @@ class ChildProcess:
             self.silence = 0.0
             self.is_ready = self.is_ready or any(beat.is_ready for beat in beats)
             self.problems = beats[-1].problems
+            self.planned_code = beats[-1].code
         return beats is not None
 
     def send(self, number: signal.Signals) -> None:
@@ -154,6 +158,7 @@ def _run(
         beats = BeatWriter(writer)
         beats.start()
         code = role.run(beats.ready)
+        beats.end(code)
     except KeyboardInterrupt:
         code = FINISHED
     except SystemExit as error:

@@ -5,7 +5,6 @@ GIL, leaks memory or crashes affects its own process only.
 """
 
 import gc
-import logging
 import os
 import selectors
 import signal
@@ -17,6 +16,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from djqueue.core.deadlines import GrowingPause
+from djqueue.core.logs import Log
 from djqueue.core.overview import Finding
 
 from ..exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, STOP
@@ -47,7 +47,7 @@ KILL_MARGIN = 10.0
 HELPER_TIMEOUT = 30.0
 """Seconds that a scheduler or mirror has to stop."""
 
-logger = logging.getLogger("djqueue.supervisor")
+logger = Log("djqueue.supervisor")
 
 
 class ProcessLimits(NamedTuple):
@@ -273,8 +273,12 @@ class Supervisor:
         self._health_at = 0.0
         if self._is_stopping:
             return
-        code = os.waitstatus_to_exitcode(status)
         now = time.monotonic()
+        code = os.waitstatus_to_exitcode(status)
+        if code != child.planned_code and not child.signals:
+            how = describe(status)
+            self._on_failure(child, f"{how}, without being asked to" if code == FINISHED else how, now)
+            return
         if code == FINISHED and child.role.is_worker and not child.is_recycled:
             self._finished.add(child.name)
             return

@@ -4,10 +4,9 @@ import sys
 import threading
 import weakref
 
-import pytest
-
 from djqueue.runtime.executors import threadpool as pool_module
 from djqueue.runtime.executors.threadpool import ThreadPool
+from tests.runtime.running import HANDLER, messages, reached, working
 from tests.support import PATIENCE, eventually
 
 
@@ -50,6 +49,55 @@ def test_thread_count_never_exceeds_the_limit():
     eventually(lambda: not live("test"))
 
     assert names == {"test-1", "test-2", "test-3"}
+
+
+def test_calls_run_although_the_system_has_no_further_thread(monkeypatch):
+    missing = []
+    pool = ThreadPool(3, "test", on_starved=missing.append)
+    go_on, busy = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def wait(_):
+        busy.set()
+        go_on.wait(PATIENCE)
+
+    pool.submit(wait, None)
+    busy.wait(PATIENCE)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool_module.Thread, "start", refuse)
+        pool.submit(done.append, "needs a second thread")
+        assert [str(error) for error in missing] == ["can't start new thread"]
+    pool.wake()
+    eventually(lambda: done == ["needs a second thread"])
+    go_on.set()
+    pool.submit(done.append, "after it")
+    eventually(lambda: len(done) == 2)
+    pool.close()
+
+
+async def test_job_waits_while_the_system_has_no_thread_at_all(storage, queue, monkeypatch, caplog):
+    monkeypatch.setattr("djqueue.runtime.executors.threads.RETRY", 0.01)
+    tries, start = [], threading.Thread.start
+
+    def start_late(thread):
+        if thread.name.startswith("djqueue-job"):
+            tries.append(thread)
+            if len(tries) < 4:
+                refuse(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    job_id = queue.enqueue(name=HANDLER).id
+
+    async with working(storage, lambda job: "done"):
+        await reached(queue, job_id, "completed")
+
+    assert len(tries) == 4
+    assert sum("cannot start a thread for its jobs" in line for line in messages(caplog)) == 1
+
+
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
 
 
 def test_short_calls_reuse_few_threads():
@@ -148,57 +196,6 @@ def test_thread_that_takes_one_of_many_calls_wakes_the_next_thread():
         sys.setswitchinterval(interval)
     together.wait(PATIENCE)
     pool.close()
-
-
-@pytest.mark.parametrize("busy", [0, 1], ids=["no thread", "one busy thread"])
-def test_calls_whose_thread_the_system_refuses_run_when_it_can_start(monkeypatch, busy):
-    refused = []
-    go_on = threading.Event()
-    done = []
-    pool = ThreadPool(3, "test", on_refused=lambda error, retry: refused.append((str(error), retry)))
-    for _ in range(busy):
-        pool.submit(lambda _: go_on.wait(PATIENCE), None)
-        eventually(lambda: not pool._calls)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(pool_module, "Thread", Unstartable)
-        pool.submit(done.append, "first")
-        pool.submit(done.append, "second")
-        assert [text for text, _ in refused] == ["can't start new thread"] * 2
-        assert done == []
-    refused[0][1]()
-    eventually(lambda: len(done) == 2)
-    pool.submit(done.append, "third")
-    eventually(lambda: len(done) == 3)
-    go_on.set()
-    pool.close()
-    eventually(lambda: not live("test"))
-
-    assert sorted(done) == ["first", "second", "third"]
-
-
-def test_busy_thread_takes_the_calls_whose_thread_the_system_refuses(monkeypatch):
-    go_on = threading.Event()
-    done = []
-    pool = ThreadPool(3, "test")
-    pool.submit(lambda _: go_on.wait(PATIENCE), None)
-    eventually(lambda: not pool._calls)
-
-    monkeypatch.setattr(pool_module, "Thread", Unstartable)
-    for number in range(5):
-        pool.submit(done.append, number)
-    go_on.set()
-    eventually(lambda: len(done) == 5)
-    pool.close()
-
-    assert done == list(range(5))
-
-
-class Unstartable(threading.Thread):
-    """A thread for which the system has no memory, or whose user has too many processes."""
-
-    def start(self):
-        raise RuntimeError("can't start new thread")
 
 
 def test_closing_the_pool_lets_running_calls_end():

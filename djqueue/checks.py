@@ -36,6 +36,7 @@
 | djqueue.W018 | a process with permissions of jobs runs as root (with `--deploy`) |
 | djqueue.W019 | `IMMEDIATE` is on (with `--deploy`) |
 | djqueue.W020 | there is no place for backups (with `--deploy`) |
+| djqueue.W021 | a pool of Django's connections is smaller than a worker needs (with `--deploy`) |
 
 Only W012 queries the database, when Django checks databases: with `--database`, and before `migrate`.
 Redis is checked then, and with `--deploy`. E006, I001, I002 and W007 to W011 come from
@@ -90,7 +91,7 @@ HINTS = {
     "CONCURRENCY": "Number of jobs that a worker runs at once, 10 by default.",
     "SHUTDOWN_TIMEOUT": "Seconds that a stopping worker waits for its jobs, 25 by default.",
     "HEARTBEAT": "Seconds between the heartbeats of a worker, 5 by default.",
-    "STUCK_TIMEOUT": "Seconds for which the leases of a stuck worker are renewed, 300 by default.",
+    "STUCK_TIMEOUT": "Seconds after which a worker process that does not answer is killed, 60 by default.",
     "METRICS": "Seconds to keep the buckets of MINUTE, HOUR and DAY, for example {'MINUTE': 604_800}.",
     "VERSION": "Version of the project, such as its release or commit: '2026.11.3'.",
     "MODULES": "Modules to import from every app besides jobs.py, for example ['tasks'].",
@@ -105,6 +106,11 @@ HINTS = {
 }
 FROM_SETTINGS = frozenset({"clock", "limiters", "metrics", "policies", "random"})
 """Parameters of storages that come from other settings or from tests, not from OPTIONS."""
+OWN_THREADS = 4
+"""Threads of djqueue in a worker process that use Django's connections: sweeps with schedules, heartbeat,
+health checks, and the main thread at its start."""
+POOL_SIZE = 4
+"""Connections of a pool of psycopg whose size is not set."""
 SHOWN = 5
 """Number of job types that a message names."""
 MESSAGES = {"error": checks.Error, "warning": checks.Warning, "info": checks.Info}
@@ -185,6 +191,7 @@ def check_jobs_to_deploy(**_: Any) -> list[Finding]:
         messages += _soft_timeouts(settings)
         messages += _immediate(settings)
         messages += _place_of_backups(settings)
+        messages += _pools(settings)
     return messages
 
 
@@ -393,6 +400,27 @@ def _place_of_backups(settings: Settings) -> Iterator[Finding]:
             f"runworkers takes no backups: {error}.",
             "See Backups in the docs, or set DJQUEUE['BACKUP'] to None.",
         )
+
+
+def _pools(settings: Settings) -> Iterator[Finding]:
+    """Report pools with fewer connections than the threads of a worker process, each of which keeps one."""
+    needed = settings.concurrency + OWN_THREADS
+    for alias, database in django_settings.DATABASES.items():
+        options: Any = database.get("OPTIONS", {})
+        pool = options.get("pool")
+        if not pool:
+            continue
+        given = pool if isinstance(pool, Mapping) else {}
+        size = given.get("max_size") or given.get("min_size", POOL_SIZE)
+        if size < needed:
+            yield system_finding(
+                "djqueue.W021",
+                f"DATABASES[{alias!r}]['OPTIONS']['pool'] has {size} connections, and a worker process may "
+                f"need {needed}: one for each of its {settings.concurrency} jobs, and {OWN_THREADS} for "
+                "threads of djqueue. The others wait, and fail after the timeout of the pool.",
+                f"Set it to {{'max_size': {needed}}} or more, or lower CONCURRENCY. With --concurrency, add "
+                f"{OWN_THREADS} to that number.",
+            )
 
 
 def _job_types() -> "dict[str, JobType[..., Any]]":

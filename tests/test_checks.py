@@ -548,3 +548,29 @@ def test_queue_filter_that_cannot_be_imported_is_a_warning(settings, path):
     assert f"DJQUEUE['DASHBOARD']: QUEUE_FILTER: {path!r} cannot be imported" in message.msg
     path = "tests.test_checks.found"
     assert found(settings, {"STORAGE": MEMORY, "DASHBOARD": {"QUEUE_FILTER": path}}) == []
+
+
+@pytest.mark.parametrize(
+    ("pool", "size"),
+    [
+        (True, 4),
+        ({"min_size": 2}, 2),
+        ({"min_size": 2, "max_size": 13}, 13),
+        ({"max_size": 14}, None),
+        (None, None),
+    ],
+)
+def test_pool_with_fewer_connections_than_a_worker_needs_is_reported(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, pool: Any, size: int | None
+) -> None:
+    settings.DJQUEUE = {"CONCURRENCY": 10}
+    database = {"ENGINE": "django.db.backends.postgresql", "OPTIONS": {"pool": pool}}
+    with monkeypatch.context() as patched:
+        patched.setitem(settings.DATABASES, "pooled", database)
+        found = [one for one in checks.check_jobs_to_deploy() if one.id == "djqueue.W021"]
+
+    assert len(found) == (size is not None)
+    for message in found:
+        assert f"DATABASES['pooled']['OPTIONS']['pool'] has {size} connections" in message.msg
+        assert "may need 14" in message.msg
+        assert "'max_size': 14" in message.hint

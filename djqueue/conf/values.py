@@ -119,8 +119,9 @@ class Settings:
     """Milliseconds that a stopping worker waits for its jobs."""
     heartbeat: int = 5_000
     """Milliseconds between the heartbeats of a worker, which renew its leases."""
-    stuck_timeout: int = 300_000
-    """Milliseconds for which the leases of a stuck worker are renewed for it; 0 for never."""
+    stuck_timeout: int = 60_000
+    """Milliseconds for which the leases of a stuck worker are renewed for it, and after which it is killed;
+    0 for never."""
 
     metrics: Tiers = DEFAULT_TIERS
     """Retention of metrics buckets."""

@@ -123,6 +123,8 @@ class StorageUnavailableError(StorageError):
     """The storage cannot be reached."""
 
     code = "storage_unavailable"
+    remedy = ""
+    """Last sentence of the message, which says what to do, if it is known."""
 
 
 class SchedulerRunningError(StorageError):

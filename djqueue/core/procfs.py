@@ -36,6 +36,37 @@ def stat(pid: int) -> ProcessStat | None:
     return ProcessStat(fields[0], (int(fields[11]) + int(fields[12])) / TICKS, int(fields[17]), fields[19])
 
 
+def lock_holders(path: str, byte: int | None = None) -> list[str]:
+    """Return the processes (id and name of the program) that have locked a file for writing.
+
+    Args:
+        path: The file.
+        byte: A byte that the lock must include; None for any.
+    """
+    try:
+        inode = os.stat(path).st_ino
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return []
+    holders = []
+    for line in lines:
+        fields = line.split()
+        # 1: POSIX ADVISORY WRITE PID MAJOR:MINOR:INODE START END; "->" marks one that waits.
+        if len(fields) != 8 or fields[3] != "WRITE" or fields[5].rpartition(":")[2] != str(inode):
+            continue
+        end = float("inf") if fields[7] == "EOF" else int(fields[7])
+        if byte is None or int(fields[6]) <= byte <= end:
+            holders.append(_described(fields[4]))
+    return list(dict.fromkeys(holders))
+
+
+def _described(pid: str) -> str:
+    try:
+        return f"{pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
+    except OSError:
+        return pid
+
+
 # Names of processes.
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from random import Random
 from threading import Event
@@ -30,6 +30,7 @@ from djqueue.core.errors import (
 )
 from djqueue.core.logs import Log
 from djqueue.operations.annotations import annotate_version
+from djqueue.operations.healthchecks import watching_health
 from djqueue.operations.mirror import is_mirrored, mirroring
 from djqueue.operations.relay import relaying
 from djqueue.operations.sweeps import declare_now
@@ -42,7 +43,7 @@ from djqueue.runtime.exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, R
 from djqueue.runtime.leases import LeaseKeeper, can_keep
 from djqueue.runtime.maintenance import Maintenance
 from djqueue.runtime.runs import AttemptCount
-from djqueue.runtime.serving import CHILD_SIGNALS, handling, interruptible, serve
+from djqueue.runtime.serving import CHILD_SIGNALS, handling, interruptible, let_interrupts_come, serve
 from djqueue.runtime.supervisor import ProcessLimits, ProcessRole, Supervisor
 from djqueue.runtime.watching import RENEWALS_PER_LEASE
 from djqueue.storage.base import Storage
@@ -105,6 +106,7 @@ class WorkerRunner:
             self._attempt_count = AttemptCount()
         with visible_logs(options["verbosity"]), interruptible():
             try:
+                let_interrupts_come()
                 # Checks the options, and imports all handlers, which the children then share.
                 worker = self._make_worker(options)
                 if options["verbosity"]:
@@ -118,7 +120,12 @@ class WorkerRunner:
             except KeyboardInterrupt:
                 self._stdout.write(STOPPED_EARLY)
                 return
-            limits = ProcessLimits(worker.options.shutdown_timeout / 1_000, options["max_memory_per_process"])
+            patience = get_settings().stuck_timeout
+            limits = ProcessLimits(
+                worker.options.shutdown_timeout / 1_000,
+                options["max_memory_per_process"],
+                patience / 1_000 if patience else None,
+            )
             code = Supervisor(children, limits, options["health_file"]).run()
         if code is None:
             command = autoreload.get_child_arguments()
@@ -135,7 +142,7 @@ class WorkerRunner:
             options: Options of the command, or of a child of the supervisor.
             on_started: Called when the worker claims jobs. If given, this is a child of the supervisor,
                 whose other children do the rest of the work.
-            reports: Whether to write the problems found.
+            reports: Whether to write the problems found, and to watch the health of the storage.
         """
         verbosity, is_child = options["verbosity"], on_started is not None
         with visible_logs(verbosity), interruptible(CHILD_SIGNALS if is_child else (signal.SIGTERM,)):
@@ -153,7 +160,9 @@ class WorkerRunner:
                         self._write_findings(worker)
                     # The lease keeper, which ignores the signals instead, has already been forked.
                     let_forks_end()
-                    with self._running_celery():
+                    # One process of each supervisor looks at what all of them share.
+                    watching = watching_health() if reports else nullcontext()
+                    with watching, self._running_celery():
                         serve(worker, CHILD_SIGNALS)
                 else:
                     storage = worker.storage

@@ -5,6 +5,7 @@ command line and the doctor share these checks. `HealthRun` runs them within a t
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from shlex import quote
 from threading import Event, Lock, Thread
@@ -14,18 +15,19 @@ from django.db import Error, connections, router
 
 from djqueue import models
 from djqueue.client import get_storage
-from djqueue.conf import HealthSettings
+from djqueue.conf import HealthSettings, get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import within
-from djqueue.core.errors import ConfigurationError, DjqueueError
+from djqueue.core.errors import ConfigurationError, DjqueueError, StorageUnavailableError
 from djqueue.core.explain import BY_WORD
 from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line, numbered
 from djqueue.core.metrics import MINUTE
 from djqueue.core.overview import Finding, Overview, QueueOverview
 from djqueue.core.states import State
-from djqueue.core.threads import after_fork
-from djqueue.core.workers import WorkerInfo, claiming, unhandled, unserved
+from djqueue.core.threads import after_fork, beside
+from djqueue.core.workers import WorkerInfo, claiming, is_silent, unhandled, unserved
+from djqueue.runtime import problems
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.leaderlease import MIRROR, stale_holder
 
@@ -37,12 +39,14 @@ MAX_EXPLAINED = 20
 """Maximum waiting jobs of a queue of which is asked why they do not run."""
 MAX_NAMED = 20
 """Maximum queues that a finding names."""
+WATCH_PATIENCE = 3.0
+"""Seconds that a worker's end waits for a run of the checks."""
 REPORT_TTL = 1_000
 """Milliseconds for which a monitor answers with the last report."""
 START_WORKERS = "Start workers with `manage.py runworkers`, or see why they stopped."
 NO_ANSWER = (
-    "Check that its server is running and can be reached from this machine, that `manage.py migrate` has "
-    "been run, and the setting STORAGE."
+    "If the error names no remedy: check that its server is running and can be reached from this machine, "
+    "that `manage.py migrate` has been run, and the setting STORAGE."
 )
 WRONG_SETTING = "Correct the setting. `manage.py djqueue doctor` looks at all of them."
 
@@ -58,6 +62,8 @@ class HealthFacts(NamedTuple):
     workers: Sequence[WorkerInfo]
     """Workers that are live and claim jobs."""
     bounds: HealthSettings
+    silent: Sequence[WorkerInfo] = ()
+    """Workers that have not sent a heartbeat for long, and have not unregistered."""
 
     @property
     def at(self) -> int:
@@ -88,18 +94,20 @@ def read_facts(bounds: HealthSettings) -> HealthFacts:
     storage = get_storage()
     with within(bounds.timeout / 1_000):
         overview = storage.reads.overview()
-    workers = claiming(storage.workers.all(), overview.at)
-    return HealthFacts(storage, overview, workers, bounds)
+    registered = storage.workers.all()
+    workers = claiming(registered, overview.at)
+    silent = [worker for worker in registered if is_silent(worker, overview.at)]
+    return HealthFacts(storage, overview, workers, bounds, silent)
 
 
 def unreachable(check: str, error: Exception) -> Finding:
     """Return the finding about a storage that can't be used by a check."""
-    return Finding(
-        f"health.{check}",
-        "error",
-        f"the storage cannot be used: {in_one_line(error)}",
-        WRONG_SETTING if isinstance(error, ConfigurationError) else NO_ANSWER,
-    )
+    text = in_one_line(error)
+    remedy = WRONG_SETTING if isinstance(error, ConfigurationError) else NO_ANSWER
+    if isinstance(error, StorageUnavailableError) and error.remedy:
+        remedy = error.remedy
+        text = text.removesuffix(remedy).rstrip()
+    return Finding(f"health.{check}", "error", f"the storage cannot be used: {text}", remedy)
 
 
 def check_mirror(facts: HealthFacts) -> Iterator[Finding]:
@@ -133,6 +141,23 @@ def check_workers(facts: HealthFacts) -> Iterator[Finding]:
             "error",
             f"no live worker serves {with_ages(facts, without_worker)}",
             f"Start a worker with `manage.py runworkers --queues {names}`, or resume a quiet one.",
+        )
+
+
+def check_silent(facts: HealthFacts) -> Iterator[Finding]:
+    """Find workers that have stopped sending heartbeats without having ended in order."""
+    if facts.silent:
+        workers = [
+            f"{one.id} (process {one.pid} on {one.host}, for {_seconds(facts.at - one.seen_at)})"
+            for one in facts.silent
+        ]
+        yield Finding(
+            "health.silent",
+            "error",
+            f"{numbered(len(workers), 'worker')} no longer {'sends' if len(workers) == 1 else 'send'} "
+            f"heartbeats: {listed(workers)}",
+            "See whether the process is stopped or hangs, was killed, or cannot reach the storage. "
+            "runworkers replaces processes that do not answer.",
         )
 
 
@@ -198,6 +223,7 @@ STORAGE = "storage"
 CHECKS: dict[str, Check] = {
     "mirror": check_mirror,
     "workers": check_workers,
+    "silent": check_silent,
     "handlers": check_handlers,
     "claims": check_claims,
     "leases": check_leases,
@@ -305,7 +331,12 @@ class HealthRun:
         self._results: dict[str, CheckResult] = {}
         self._facts: HealthFacts | None = None
         self._step = STORAGE
-        self._done = start_bounded(self._run, "djqueue-health")
+        try:
+            self._done = start_bounded(self._run, "djqueue-health")
+        except (RuntimeError, MemoryError) as error:
+            self._results[STORAGE] = CheckResult(STORAGE, "failed", (_no_thread(error),))
+            self._done = Event()
+            self._done.set()
 
     @property
     def is_running(self) -> bool:
@@ -344,19 +375,37 @@ class HealthRun:
             self._run_checks()
 
     def _run_checks(self) -> None:
-        facts = self._checked(STORAGE, lambda: read_facts(self._bounds))
+        # First, because it does not read the tables, which may be locked.
+        problems = self._checked(STORAGE, self._probe)
+        if problems is None:
+            return
+        if problems:
+            self._results[STORAGE] = CheckResult(STORAGE, "failed", problems)
+        facts = self._checked(STORAGE, lambda: read_facts(self._bounds), problems or ())
         if facts is None:
             return
         self._facts = facts
-        self._results[STORAGE] = CheckResult(STORAGE, "ok")
+        if not problems:
+            self._results[STORAGE] = CheckResult(STORAGE, "ok")
         for name, check in CHECKS.items():
             self._step = name
             findings = self._checked(name, partial(_tried, check, facts))
             if findings is not None:
                 self._results[name] = CheckResult(name, "failed" if findings else "ok", findings)
 
-    def _checked(self, name: str, read: Callable[[], Any]) -> Any:
-        """Return what `read` returns; None, with the check failed, if the storage can't be used."""
+    def _probe(self) -> tuple[Finding, ...]:
+        # It may wait for a lock; then there must be time left to say whose.
+        with within(self._bounds.timeout / 2_000):
+            return tuple(get_storage().probe())
+
+    def _checked(self, name: str, read: Callable[[], Any], found: tuple[Finding, ...] = ()) -> Any:
+        """Return what `read` returns; None, with the check failed, if the storage can't be used.
+
+        Args:
+            name: Name of the check.
+            read: What is called.
+            found: Findings that explain why it fails.
+        """
         try:
             return read()
         except (DjqueueError, Error, OSError) as error:
@@ -364,12 +413,21 @@ class HealthRun:
         except Exception as error:
             logger.exception("The health check %r raised an exception.", name)
             finding = unreachable(name, error)
-        self._results[name] = CheckResult(name, "failed", (finding,))
+        self._results[name] = CheckResult(name, "failed", found or (finding,))
         return None
 
 
 def _tried(check: Check, facts: HealthFacts) -> tuple[Finding, ...]:
     return tuple(check(facts))
+
+
+def _no_thread(error: BaseException) -> Finding:
+    return Finding(
+        f"health.{STORAGE}",
+        "error",
+        f"this process cannot start a thread for the checks: {in_one_line(error)}",
+        "Raise the limit of processes or memory of this user or container.",
+    )
 
 
 class HealthMonitor:
@@ -413,6 +471,20 @@ def finding_document(finding: Finding) -> dict[str, str]:
 
 monitor = HealthMonitor()
 """The monitor of this process."""
+
+
+WATCH_EVERY = 10.0
+"""Seconds between two runs of the checks by a worker."""
+
+
+def watching_health() -> AbstractContextManager[None]:
+    """Context manager: run the checks in this process, for its supervisor, within the block."""
+    return beside(_watch, "djqueue-health-watch", WATCH_PATIENCE)
+
+
+def _watch(stop: Event) -> None:
+    while not stop.wait(WATCH_EVERY):
+        problems.note("health", monitor.report(get_settings().health).findings)
 
 
 def is_in_transaction() -> bool:

@@ -14,7 +14,8 @@ from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Claimed, Outcome
 from djqueue.core.logs import Log, type_name
-from djqueue.core.messages import ThrottledLog
+from djqueue.core.messages import ThrottledLog, in_one_line
+from djqueue.core.overview import Finding
 from djqueue.core.workers import Unhandled
 from djqueue.signals import (
     job_cancelled,
@@ -24,6 +25,7 @@ from djqueue.signals import (
     job_started,
 )
 
+from . import problems
 from .runs import Run
 from .tracebacks import exc_info
 
@@ -32,6 +34,8 @@ MAIN_OPERATION = "claim and finish"
 not retried."""
 OUTAGE_LOG_DELAY = 5_000
 """Milliseconds after which an outage is logged before it is over: it is longer than a restart."""
+CHECK_STORAGE = "`manage.py djqueue doctor` on this machine says more."
+"""Remedy for errors that name none."""
 RETRIED_WITHIN = 5_000
 """Milliseconds for which a failed operation keeps an outage open, because it may never be retried."""
 
@@ -348,6 +352,7 @@ class OutageLog:
 
     def __init__(self, worker_id: str, monotonic: Callable[[], int]) -> None:
         self._worker_id = worker_id
+        self._part = f"storage of {worker_id}"
         self._monotonic = monotonic
         self._lock = Lock()
         self._faulty: set[str] = set()
@@ -367,6 +372,7 @@ class OutageLog:
         with self._lock:
             is_new = operation not in self._faulty
             self._faulty.add(operation)
+        self._note_problem(f"the storage fails ({operation}): {in_one_line(error)}", "")
         if is_new:
             logger.error(
                 "Worker %s: the storage failed (%s); retrying until the operation succeeds: %s",
@@ -385,6 +391,9 @@ class OutageLog:
             self._faulty.discard(operation)
             ends = operation in self._unavailable or (operation == MAIN_OPERATION and bool(self._unavailable))
             is_over = ends and self._is_over_with(operation)
+            has_worked = not self._faulty and not self._unavailable
+        if has_worked:
+            problems.note(self._part, ())
         if was_faulty:
             logger.warning("Worker %s: the storage works again (%s)", self._worker_id, operation)
         if is_over:
@@ -414,8 +423,15 @@ class OutageLog:
                 self._since, self._is_logged = now, False
             self._unavailable[operation] = now
             self._answered_at = None
-            lasts = now - self._since >= OUTAGE_LOG_DELAY and not self._is_logged
+            has_lasted = now - self._since >= OUTAGE_LOG_DELAY
+            lasts = has_lasted and not self._is_logged
             self._is_logged = self._is_logged or lasts
+        if has_lasted:
+            self._note_problem(
+                f"the storage has been unavailable for {(now - self._since) / 1_000:.0f} s ({operation}): "
+                f"{in_one_line(error)}",
+                error.remedy,
+            )
         if lasts:
             logger.warning(
                 "Worker %s: the storage has been unavailable for %.1f s (%s: %s); running jobs continue, "
@@ -425,6 +441,10 @@ class OutageLog:
                 operation,
                 error,
             )
+
+    def _note_problem(self, text: str, remedy: str) -> None:
+        text = text.removesuffix(remedy).rstrip()
+        problems.note(self._part, [Finding("worker.storage", "error", text, remedy or CHECK_STORAGE)])
 
 
 def _outcome(run: Run) -> Outcome:

@@ -51,6 +51,12 @@ def interruptible(signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)) -> It
         take_interrupt()
 
 
+def let_interrupts_come() -> None:
+    """Receive the signals that have arrived while a supervisor started again, in an `interruptible` block."""
+    if threading.current_thread() is threading.main_thread():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
 @contextmanager
 def _stopped_by(signals: tuple[signal.Signals, ...], worker: Worker) -> Iterator[None]:
     received = 0

@@ -45,6 +45,7 @@ from djqueue.core.job import (
     Swept,
 )
 from djqueue.core.logs import Log
+from djqueue.core.overview import Finding
 from djqueue.storage.facets import Reads
 
 from .capabilities import Capabilities
@@ -115,6 +116,14 @@ class Storage(ABC):
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run one of the sync methods from a coroutine, without blocking its event loop."""
         return await asyncio.to_thread(method, *args, **kwargs)
+
+    def probe(self) -> Sequence[Finding]:
+        """Write to the storage as an enqueue does, for the health checks.
+
+        Returns problems that an enqueue might not have yet, such as keys that Redis has lost. Raises what an
+        enqueue would raise, such as the error of a full disk.
+        """
+        return ()
 
     # The hot path.
 

@@ -115,6 +115,13 @@ def lives(pid: int) -> bool:
         return False
 
 
+def handles(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    mask = next(line.partition(":")[2] for line in lines if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> number - 1 & 1)
+
+
 def descendants(pid: int) -> set[int]:
     """The processes that a process has started, and theirs."""
     try:
@@ -382,6 +389,19 @@ def test_sighups_during_a_reload_are_harmless(shop: Shop) -> None:
         shop.is_up()
         assert shop.call("where.enqueue_and_wait(wait=60)")[1] == 1
         workers.signal()
+        assert workers.ends() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_to_stop_during_a_reload_exits_with_0(shop: Shop, number: signal.Signals) -> None:
+    with shop.start() as workers:
+        shop.is_up()
+        before = shop.pids()
+        workers.signal(signal.SIGHUP)
+        # The program has started again: it imports the code, with the default actions for signals.
+        eventually(lambda: not handles(workers.process.pid, signal.SIGTERM))
+        assert not any(map(lives, before.values()))
+        workers.signal(number)
         assert workers.ends() == 0
 
 

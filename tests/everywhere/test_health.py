@@ -132,6 +132,64 @@ def test_expired_leases_fail_the_leases_check_until_a_sweep_reclaims_the_jobs(
     assert failed() == []
 
 
+def test_silent_worker_fails_the_silent_check_until_it_sends_a_heartbeat(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live(storage, heartbeat=5_000)
+    assert failed() == []
+    monkeypatch.setattr("djqueue.core.workers.silent_from", lambda worker: worker.seen_at - 1)
+    report = healthchecks.HealthRun(AT_ONCE).report()
+
+    [finding] = report.findings
+    assert finding.id == "health.silent"
+    assert f"1 worker no longer sends heartbeats: {f.WORKER} (process " in finding.text
+    monkeypatch.undo()
+    live(storage, heartbeat=5_000)
+    assert failed() == []
+
+
+def test_refused_enqueues_fail_the_storage_check_with_the_remedy_of_the_error(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        error = StorageUnavailableError("The disk is full. Free space.")
+        error.remedy = "Free space."
+        raise error
+
+    monkeypatch.setattr(storage, "probe", refuse)
+    report = healthchecks.HealthRun(AT_ONCE).report()
+
+    [finding] = report.findings
+    assert (finding.id, finding.hint) == ("health.storage", "Free space.")
+    assert finding.text == "the storage cannot be used: The disk is full."
+
+
+def test_problem_that_the_probe_returns_fails_the_storage_check_beside_the_others(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = healthchecks.Finding("health.storage", "error", "Keys were flushed.", "Restore them.")
+    monkeypatch.setattr(storage, "probe", lambda: [lost])
+    f.enqueue(storage)
+
+    assert failed() == ["storage", "workers"]
+    assert lost in healthchecks.HealthRun(AT_ONCE).report().findings
+
+
+def test_process_without_threads_answers_that_it_has_none(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        report = healthchecks.HealthRun(AT_ONCE).report()
+
+    [finding] = report.findings
+    assert finding.id == "health.storage"
+    assert "can't start new thread" in finding.text
+
+
 def test_unreachable_storage_fails_its_check_and_leaves_the_others_unknown(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

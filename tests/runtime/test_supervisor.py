@@ -14,14 +14,18 @@ from tests.support import PATIENCE
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="forks")]
 
 HEAD = """
-import logging, os, sys
+import json, logging, os, signal, sys, time
 from pathlib import Path
 from django.conf import settings
 settings.configure()
-from djqueue.runtime.supervisor import ProcessLimits, ProcessRole, Supervisor, supervisor
+from djqueue.core.overview import Finding
+from djqueue.runtime import problems
+from djqueue.runtime.supervisor import ProcessLimits, ProcessRole, Supervisor, beats, supervisor
 
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 starts = Path(sys.argv[1])
+health = starts.with_name("health.json")
+limits = ProcessLimits(1)
 
 def number():
     with starts.open("a") as file:
@@ -30,7 +34,7 @@ def number():
 """
 TAIL = """
 role = ProcessRole("one", run, 1, is_worker=True)
-sys.exit(Supervisor([role], ProcessLimits(1)).run())
+sys.exit(Supervisor([role], limits, health).run())
 """
 
 
@@ -189,6 +193,99 @@ def test_recycled_child_is_replaced_immediately(supervise):
 
     assert (code, starts) == (0, 3)
     assert output.count("has ended as planned and is replaced") == 2
+
+
+def test_child_that_does_not_answer_is_killed_and_replaced(supervise):
+    code, starts, output = supervise(
+        """
+        beats.INTERVAL, supervisor.CHECK_INTERVAL = 0.01, 0.1
+        limits = ProcessLimits(1, answer_timeout=1)
+
+        def run(ready):
+            ready()
+            if number() == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return 0
+        """
+    )
+
+    assert (code, starts) == (0, 2)
+    assert "has not answered for 1 s; it is killed and replaced." in output
+    assert "(killed by SIGKILL); restarting it" in output
+
+
+def test_child_that_answers_is_not_killed(supervise):
+    """Not even if the supervisor itself had no processor for longer than the limit."""
+    code, starts, output = supervise(
+        """
+        beats.INTERVAL, supervisor.CHECK_INTERVAL = 0.01, 0.1
+        limits = ProcessLimits(1, answer_timeout=1)
+
+        def run(ready):
+            ready()
+            number()
+            os.kill(os.getppid(), signal.SIGSTOP)
+            time.sleep(2)
+            os.kill(os.getppid(), signal.SIGCONT)
+            time.sleep(0.5)
+            return 0
+        """
+    )
+
+    assert (code, starts, output) == (0, 1, "")
+
+
+@pytest.mark.parametrize("expected", ["process.silent", "process.missing", "health.storage"])
+def test_health_file_names_problem_and_remedy_of_a_child_until_it_is_solved(supervise, expected):
+    code, _, output = supervise(
+        f"""
+        beats.INTERVAL, supervisor.CHECK_INTERVAL, supervisor.HEALTH_INTERVAL = 0.01, 0.05, 0.05
+        supervisor.SILENT_AFTER, supervisor.BACKOFF = 0.5, (0.5, 0.5)
+        expected, seen = {expected!r}, starts.with_name("seen")
+        """
+        """
+        def found():
+            while True:
+                if health.exists():
+                    yield json.loads(health.read_text())
+                time.sleep(0.01)
+
+        def watch(ready):
+            ready()
+            state, one = next(
+                (state, one) for state in found() for one in state["problems"] if one["id"] == expected
+            )
+            print(state["status"], one["process"], bool(one["text"] and one["fix"]), file=sys.stderr)
+            seen.touch()
+            if expected == "process.silent":
+                pid = next(one["pid"] for one in state["processes"] if one["name"] == "one")
+                os.kill(pid, signal.SIGCONT)
+            next(state for state in found() if state["status"] == "ok" and not state["problems"])
+            return 0
+
+        def run(ready):
+            ready()
+            count = number()
+            next(state for state in found() if state["status"] == "ok")
+            if expected == "process.silent":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif expected == "process.missing" and count == 1:
+                return 1
+            elif expected == "health.storage":
+                problems.note("storage", [Finding(expected, "error", "The disk is full.", "Free it.")])
+                while not seen.exists():
+                    time.sleep(0.01)
+                problems.note("storage", [])
+            while True:
+                time.sleep(1)
+
+        role = ProcessRole("watch", watch, 1, is_worker=True)
+        sys.exit(Supervisor([role, ProcessRole("one", run, 0)], limits, health).run())
+        """
+    )
+
+    assert code == 0
+    assert "degraded one True" in output
 
 
 def test_signal_during_the_start_of_a_child_is_not_lost(supervise):

@@ -15,6 +15,7 @@ from django.db import connections
 
 from djqueue.core import procfs
 from djqueue.core.logs import Log
+from djqueue.core.overview import Finding
 
 from ..exits import (
     FAILED,
@@ -28,12 +29,10 @@ from ..exits import (
     note_supervisor,
 )
 from ..serving import interrupt
+from .beats import BeatReader, BeatWriter
 
 LOOK_FOR_PARENT = 0.5
 """Seconds between checks for the parent, on systems that do not end a child with it."""
-
-READY, ENDING = b"r\0", b"e"
-"""Messages of a child: it is ready; it ends as planned, with the exit code in the next byte."""
 
 logger = Log("djqueue.supervisor")
 
@@ -70,9 +69,13 @@ class ChildProcess:
         """Number of signals sent to stop it."""
         self.kill_at: float | None = None
         """Monotonic seconds at which it is killed."""
+        self.problems: tuple[Finding, ...] = ()
+        """Problems that it has reported."""
+        self.silence = 0.0
+        """Seconds of the supervisor's time in which no beat has arrived."""
         self.pipe, writer = os.pipe()
-        """The child's messages."""
         os.set_blocking(self.pipe, False)
+        self._beats = BeatReader(self.pipe)
         parent = os.getpid()
         # Two processes must not share a connection, and buffered output would be written twice.
         connections.close_all()
@@ -104,18 +107,15 @@ class ChildProcess:
         """Resident memory in bytes; 0 if the system does not report it."""
         return procfs.memory(self.pid)
 
-    def read_messages(self) -> bool:
-        """Note what the child has reported; return False at the end of its pipe."""
-        try:
-            data = os.read(self.pipe, len(READY) + len(ENDING) + 1)
-        except BlockingIOError:
-            # The child has ended, and a process that it started has the pipe.
-            return False
-        self.is_ready = self.is_ready or data.startswith(READY)
-        message = data.removeprefix(READY)
-        if message.startswith(ENDING):
-            self.planned_code = message[-1]
-        return bool(data)
+    def read_beats(self) -> bool:
+        """Take in the beats that have arrived; return whether more can follow."""
+        beats = self._beats.read()
+        if beats:
+            self.silence = 0.0
+            self.is_ready = self.is_ready or any(beat.is_ready for beat in beats)
+            self.problems = beats[-1].problems
+            self.planned_code = beats[-1].code
+        return beats is not None
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal. The process id is valid until the supervisor has waited for the child."""
@@ -155,16 +155,10 @@ def _run(
             threading.Thread(target=_follow, args=(parent,), name="djqueue-parent", daemon=True).start()
         note_supervisor(parent)
         gc.freeze()
-        is_reported = False
-
-        def ready() -> None:
-            nonlocal is_reported
-            if not is_reported:
-                is_reported = True
-                os.write(writer, READY)
-
-        code = role.run(ready)
-        os.write(writer, ENDING + bytes([code]))
+        beats = BeatWriter(writer)
+        beats.start()
+        code = role.run(beats.ready)
+        beats.end(code)
     except KeyboardInterrupt:
         code = FINISHED
     except SystemExit as error:

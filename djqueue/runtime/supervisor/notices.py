@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from djqueue.core.overview import Finding
+
 from .children import ChildProcess
 
 
@@ -48,13 +50,22 @@ class HealthFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def write(self, status: str, children: Sequence[ChildProcess], restarts: int) -> None:
+    def write(
+        self,
+        status: str,
+        children: Sequence[ChildProcess],
+        restarts: int,
+        problems: Sequence[tuple[str, Finding]],
+    ) -> None:
         """Replace the file, so that no reader sees a part of it. Raises OSError."""
         content = {
             "status": status,
             "pid": os.getpid(),
             "updated": datetime.now(UTC).isoformat(timespec="seconds"),
             "restarts": restarts,
+            "problems": [
+                {"process": name, "id": one.id, "text": one.text, "fix": one.hint} for name, one in problems
+            ],
             "processes": [
                 {"name": child.name, "pid": child.pid, "ready": child.is_ready, "memory": child.memory}
                 for child in children

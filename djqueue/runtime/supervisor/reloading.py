@@ -102,7 +102,8 @@ class ReloadingParent:
             child.kill()
             child.wait()
         self._close()
-        return child.returncode
+        # A signal ends a child that has no handlers yet; that is what was asked for.
+        return 0 if self._signals and -child.returncode in SIGNALS else child.returncode
 
     def _close(self) -> None:
         self._child = None

@@ -10,16 +10,17 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 from djqueue.core.deadlines import GrowingPause
 from djqueue.core.logs import Log
+from djqueue.core.overview import Finding
 
 from ..exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, STOP
-from ..serving import PARENT_PIPE, take_interrupt
+from ..serving import PARENT_PIPE, SIGNALS, take_interrupt
 from . import notices
 from .children import ChildProcess, ProcessRole, describe
 
@@ -39,6 +40,8 @@ CHECK_INTERVAL = 1.0
 """Seconds between checks of memory and deadlines."""
 HEALTH_INTERVAL = 5.0
 """Seconds between two versions of the health file."""
+SILENT_AFTER = 10.0
+"""Seconds without a beat after which a child counts as not answering."""
 KILL_MARGIN = 10.0
 """Seconds that a child has in addition to the shutdown timeout; then it is killed."""
 HELPER_TIMEOUT = 30.0
@@ -54,15 +57,17 @@ class ProcessLimits(NamedTuple):
     """Seconds that running jobs have to finish."""
     max_memory: int | None = None
     """Bytes of resident memory above which a worker finishes its jobs and is replaced."""
+    answer_timeout: float | None = None
+    """Seconds after which a child that does not answer is killed and replaced."""
 
 
 class Supervisor:
     """Runs one child for each role until they have finished, or a signal arrives.
 
     SIGTERM and SIGINT stop the workers first, then the other children. A second signal hurries the workers, a
-    third one kills everything. SIGHUP stops everything in the same way; `run` then returns None with SIGHUP
-    blocked, and the caller starts again with new code. If SIGHUP reports that the terminal was closed, it
-    counts as SIGTERM.
+    third one kills everything. SIGHUP stops everything in the same way; `run` then returns None with these
+    signals blocked, and the caller starts again with new code. If SIGHUP reports that the terminal was
+    closed, it counts as SIGTERM.
 
     A service manager may send these signals to the children, too: they ignore them, so that no child stops
     before its stage.
@@ -97,6 +102,7 @@ class Supervisor:
         self._is_stop_announced = False
         self._code: int | None = None
         self._health_at = 0.0
+        self._checked_at = 0.0
         self._begun = 0.0
         self._pid = os.getpid()
         self._selector = selectors.DefaultSelector()
@@ -123,7 +129,7 @@ class Supervisor:
             # Under these handlers, because Python ignores exceptions in callbacks of the collector.
             gc.collect()
             gc.freeze()
-            self._begun = time.monotonic()
+            self._begun = self._checked_at = time.monotonic()
             self._due = dict.fromkeys((role.name for role in self._roles), self._begun)
             while not self._has_ended():
                 self._start_due()
@@ -133,8 +139,9 @@ class Supervisor:
         finally:
             self._kill_all()
             if self._will_reload:
-                # A second SIGHUP would end the program while it starts again. It waits until `run`.
-                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+                # A signal would end the program while it starts again. SIGHUP waits until `run`, the others
+                # until `let_interrupts_come`.
+                signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP, *SIGNALS])
             signal.set_wakeup_fd(wakeup)
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -214,7 +221,7 @@ class Supervisor:
         until = min([now + CHECK_INTERVAL, *(at for at in self._due.values() if at > now)])
         for key, _ in self._selector.select(max(0.0, until - now)):
             if key.data is not None:
-                self._read_messages(key.data)
+                self._read_beats(key.data)
             elif key.fd == self._parent_pipe:
                 # The parent, which can no longer forward signals, has ended.
                 self._selector.unregister(self._parent_pipe)
@@ -231,16 +238,17 @@ class Supervisor:
         except BlockingIOError:
             return
 
-    def _read_messages(self, child: ChildProcess) -> None:
-        was_ready = child.is_ready
-        if not child.read_messages():
+    def _read_beats(self, child: ChildProcess) -> None:
+        before = child.is_ready, child.problems
+        if not child.read_beats():
             self._selector.unregister(child.pipe)
             child.close()
-        if not child.is_ready or was_ready:
+        if (child.is_ready, child.problems) == before:
             return
-        self._proven.add(child.name)
-        self._early.pop(child.name, None)
         self._health_at = 0.0
+        if child.is_ready:
+            self._proven.add(child.name)
+            self._early.pop(child.name, None)
         if not self._is_announced and self._are_all_ready():
             self._is_announced = True
             notices.notify("READY=1", f"MAINPID={os.getpid()}", "STATUS=All processes are running.")
@@ -256,8 +264,12 @@ class Supervisor:
                 self._on_end(self._children.pop(pid), status)
 
     def _on_end(self, child: ChildProcess, status: int) -> None:
-        while child.pipe >= 0:
-            self._read_messages(child)
+        if child.pipe >= 0:
+            self._read_beats(child)
+        if child.pipe >= 0:
+            # A process that it has started may still have the pipe.
+            self._selector.unregister(child.pipe)
+            child.close()
         self._health_at = 0.0
         if self._is_stopping:
             return
@@ -319,6 +331,8 @@ class Supervisor:
             self._stop_stage(now)
         else:
             self._check_memory()
+            self._check_silence(now)
+        self._checked_at = now
         for child in self._children.values():
             if child.kill_at is not None and now >= child.kill_at:
                 logger.error("Process %d (%s) did not stop in time and is killed.", child.pid, child.name)
@@ -342,6 +356,21 @@ class Supervisor:
                 )  # fmt: skip
                 child.is_recycled = True
                 self._stop(child, self._limits.shutdown_timeout + KILL_MARGIN, 1)
+
+    def _check_silence(self, now: float) -> None:
+        """Kill children that do not answer."""
+        # Time in which the supervisor itself was stopped, or had no processor, says nothing about children.
+        elapsed = min(now - self._checked_at, 2 * CHECK_INTERVAL)
+        limit = self._limits.answer_timeout
+        for child in self._children.values():
+            child.silence += elapsed
+            if limit is not None and child.silence >= limit and child.kill_at is None:
+                logger.error(
+                    "Process %d (%s) has not answered for %.0f s; it is killed and replaced.",
+                    child.pid, child.name, child.silence,
+                )  # fmt: skip
+                child.send(signal.SIGKILL)
+                child.silence = 0.0
 
     def _stop_stage(self, now: float) -> None:
         """Stop the children with the highest stage that is left; hurry them as often as signals arrived."""
@@ -377,16 +406,64 @@ class Supervisor:
             child.send(signal.SIGKILL)
 
     def _write_health(self, health: notices.HealthFile) -> None:
+        found = [] if self._is_stopping else list(self._problems())
         if self._is_stopping:
             status = "stopping"
         elif self._are_all_ready():
-            status = "ok"
+            status = "degraded" if found else "ok"
         else:
             status = "starting" if not self._is_announced else "degraded"
         try:
-            health.write(status, list(self._children.values()), self._restarts)
+            health.write(status, list(self._children.values()), self._restarts, found)
         except OSError as error:
             logger.warning("The health file could not be written: %s", error)
+
+    def _problems(self) -> Iterator[tuple[str, Finding]]:
+        """Yield the problems of the children, each with the name of the child."""
+        now = time.monotonic()
+        for name, at in self._due.items():
+            if self._is_announced:
+                yield name, _missing(name, at - now)
+        for child in self._children.values():
+            age = now - self._started[child.name]
+            if child.silence >= SILENT_AFTER:
+                yield child.name, _silent(child, self._limits.answer_timeout)
+            elif not child.is_ready and (self._is_announced or age > STAGE_TIMEOUT):
+                yield child.name, _starting(child, age)
+            yield from ((child.name, problem) for problem in child.problems)
+
+
+def _silent(child: ChildProcess, limit: float | None) -> Finding:
+    remedy = (
+        f"It is killed and replaced after {limit:g} s."
+        if limit is not None
+        else "Kill it, so that it is replaced: STUCK_TIMEOUT is 0."
+    )
+    return Finding(
+        "process.silent",
+        "error",
+        f"process {child.pid} ({child.name}) has not answered for {child.silence:.0f} s: it is stopped, or a "
+        "call into C code does not let its other threads run",
+        remedy,
+    )
+
+
+def _missing(name: str, wait: float) -> Finding:
+    return Finding(
+        "process.missing",
+        "error",
+        f"{name} is not running",
+        f"It is started in {max(0.0, wait):.0f} s. The log says why it has ended.",
+    )
+
+
+def _starting(child: ChildProcess, age: float) -> Finding:
+    return Finding(
+        "process.starting",
+        "error",
+        f"process {child.pid} ({child.name}) has started {age:.0f} s ago and is not ready",
+        "If it stays so, its stacks say what it waits for: py-spy dump --pid PID, or see the log.",
+    )
 
 
 def _has_terminal() -> bool:

@@ -26,7 +26,7 @@ from djqueue.core.job import (
 )
 from djqueue.core.messages import shown_name
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
-from djqueue.core.overview import LimiterState
+from djqueue.core.overview import Finding, LimiterState
 from djqueue.core.policies import (
     UNSET,
     KeyLimit,
@@ -45,7 +45,7 @@ from djqueue.storage.facets import EventHandler, Jobs, Limiters, Queues, Unsubsc
 from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.rows import chunked
 
-from . import claim, enqueue, finish, limiters, queues, stored, sweep, transitions, workers
+from . import claim, enqueue, finish, limiters, probing, queues, stored, sweep, transitions, workers
 from .bulkwrites import SqlBulkWriteReports
 from .connections import CallThread
 from .events import SqlEvents
@@ -298,6 +298,9 @@ class DatabaseStorage(Storage):
     def sweep(self) -> Swept:
         with named(self.alias):
             return sweep.Sweep(self.database, self._sweep_staging, self._failing_steps).run()
+
+    def probe(self) -> Sequence[Finding]:
+        return probing.probe(self.database)
 
     def maintain(self) -> None:
         if self.database.read(workers.killed, is_single=True):

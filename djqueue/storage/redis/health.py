@@ -188,6 +188,18 @@ def servers(connections: Connections) -> Iterator[tuple[str, MasterInfo | Except
         yield where, server
 
 
+def evicted_keys(connections: Connections) -> int:
+    """Return the number of keys that the masters have evicted; 0 of those whose INFO is not allowed.
+
+    Raises a RedisError, OSError or StorageError if a master can't be reached.
+    """
+    evicted = 0
+    for _where, connection in _masters(connections):
+        with _opened(connection):
+            evicted += _number((_info(connection, "stats") or {}).get("evicted_keys"))
+    return evicted
+
+
 def _masters(connections: Connections) -> Iterator[tuple[str, Connection]]:
     if not connections.is_cluster:
         yield connections.describe(), connections.dedicated()

@@ -21,6 +21,7 @@ from djqueue.core.job import (
     Swept,
 )
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
+from djqueue.core.overview import Finding
 from djqueue.core.policies import LimiterPolicy, QueuePolicy
 from djqueue.storage import backpressure
 from djqueue.storage.base import Storage
@@ -38,6 +39,7 @@ from .export import RedisExport
 from .jobs import RedisJobs
 from .keyspace import Keyspace
 from .limits import RedisLimiters, SharedLimits
+from .marker import Marker
 from .metrics import Metrics
 from .options import RedisOptions
 from .queues import RedisQueues
@@ -127,6 +129,7 @@ class RedisStorage(Storage):
         self._bulk_writes = RedisBulkWriteReports(keyspace.run, keyspace.common, self._clock)
         self._abandoned = AbandonedPlans(self._staging, self._bulk_writes, self.reads.counts)
         self._sweeping = Sweeping(keyspace, removing, self._limits, metric_store, workers)
+        self._marker = Marker(keyspace, self._connections, self._clock.now)
         self._hasty: Roundtrips | None = None
         """Round trips that fail soon, for jobs that can be written to the outbox instead."""
         self.outbox: OutboxTable | None = None
@@ -196,6 +199,9 @@ class RedisStorage(Storage):
 
     def describe(self) -> str:
         return self._connections.describe()
+
+    def probe(self) -> Sequence[Finding]:
+        return self._marker.look()
 
     # Enqueue.
 

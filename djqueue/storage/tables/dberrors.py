@@ -41,6 +41,8 @@ TIMED_OUT = re.compile(
 READ_ONLY = re.compile(r"readonly database|unable to open database file", re.IGNORECASE)
 STANDBY = re.compile(r"in a read-only transaction", re.IGNORECASE)
 BROKEN = re.compile(r"disk I/O error", re.IGNORECASE)
+UNKNOWN = "Is it running?"
+"""The remedy for other errors."""
 MIGRATING = "django.db.migrations.executor"
 
 
@@ -93,7 +95,7 @@ def _remedy_of_server(text: str) -> str:
         return "Connect to the primary server, with a user who may write."
     if BROKEN.search(text):
         return "Check the disk of the database, which may be full."
-    return "Is it running?"
+    return UNKNOWN
 
 
 def _migrate(alias: str) -> str:
@@ -182,9 +184,13 @@ def unavailable(alias: str, error: Error, consequence: str = "") -> StorageUnava
     """
     reason = in_one_line(error)
     end = "" if reason.endswith((".", "?", "!")) else "."
-    return StorageUnavailableError(
-        f"the database {alias!r} cannot be used{consequence}: {reason}{end} {remedy(alias, error)}"
+    what_to_do = remedy(alias, error)
+    raised = StorageUnavailableError(
+        f"the database {alias!r} cannot be used{consequence}: {reason}{end} {what_to_do}"
     )
+    if what_to_do != UNKNOWN:
+        raised.remedy = what_to_do
+    return raised
 
 
 def is_unreachable(alias: str, error: StorageUnavailableError) -> bool:

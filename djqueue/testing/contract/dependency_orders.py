@@ -24,7 +24,7 @@ BRIEF = 100
 """Milliseconds for which the record of an ended dependency is kept, and by which dependents are delayed."""
 
 
-class Dependency:
+class OrderedDependency:
     """A dependency on a storage and in its model, and the steps that may happen to it."""
 
     def __init__(self, machine: StorageMachine) -> None:
@@ -107,8 +107,8 @@ class Dependency:
         self.machine.let_time_pass_and_sweep(TTL + 1)
 
 
-D = Dependency
-Step = Callable[[Dependency], None]
+D = OrderedDependency
+Step = Callable[[OrderedDependency], None]
 
 LIVES: Sequence[Sequence[Step]] = (
     (D.completes, D.is_removed),
@@ -146,7 +146,7 @@ LIVES: Sequence[Sequence[Step]] = (
     (D.expires, D.is_brought_back, D.completes),
     (D.expires, D.is_removed),
 )
-"""What happens to a dependency, one after the other; with several steps, dependents come between them."""
+"""Lives of a dependency: steps that happen one after the other, with new dependents before and after each."""
 
 
 class Kind(NamedTuple):
@@ -187,7 +187,7 @@ class DependencyOrdersContract(ModelContract):
     def live(self, storage: Storage, life: Sequence[Step], during: AbstractContextManager[object]) -> None:
         """Let a dependency live, and enqueue dependents before and after each step."""
         machine = self.machine(storage)()
-        dependency = Dependency(machine)
+        dependency = OrderedDependency(machine)
         with during:
             dependency.enqueue()
             for number, step in enumerate(life):

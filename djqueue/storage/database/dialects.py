@@ -73,14 +73,15 @@ HOLDERS = """
     SELECT a.pid, a.application_name, a.state,
         round(extract(epoch FROM clock_timestamp() - a.xact_start)),
         round(extract(epoch FROM clock_timestamp() - a.query_start)),
-        min(l.mode) FILTER (WHERE l.mode = ANY(%(whole)s)), min(c.relname)
+        min(l.mode) FILTER (WHERE l.locktype = 'relation' AND l.mode = ANY(%(whole)s)),
+        min(c.relname) FILTER (WHERE l.locktype = 'relation' AND l.mode = ANY(%(whole)s))
     FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid LEFT JOIN pg_class c ON c.oid = l.relation
     WHERE l.granted AND l.pid <> pg_backend_pid() AND l.mode <> 'AccessShareLock'
         AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
         AND (l.locktype = 'advisory' OR c.relname LIKE 'djqueue\\_%%' AND c.relkind = 'r')
         AND COALESCE(a.xact_start, '-infinity') < clock_timestamp() - make_interval(secs => %(older)s)
     GROUP BY a.pid, a.application_name, a.state, a.xact_start, a.query_start
-    ORDER BY min(l.mode) FILTER (WHERE l.mode = ANY(%(whole)s)) IS NULL, a.xact_start LIMIT 1
+    ORDER BY 6 NULLS LAST, a.xact_start LIMIT 1
 """
 """The session that held up others: one with a lock of a whole table, or with the oldest transaction."""
 WHOLE_TABLE = ["AccessExclusiveLock", "ExclusiveLock", "ShareRowExclusiveLock", "ShareLock"]
@@ -542,7 +543,7 @@ class PostgresSql(SqlDialect):
         if found is None:
             return ""
         pid, name, state, age, query_age, mode, table = found
-        what = f"{mode} on {table}" if mode else f"locks in {table}" if table else "locks"
+        what = f"{mode} on {table}" if mode else "locks of rows"
         return (
             f"Session {pid} (application {name!r}, {state or 'state unknown'}) holds {what}: its "
             f"transaction began {age or 0:.0f} s ago, and its last query {query_age or 0:.0f} s ago."

@@ -279,7 +279,11 @@ class DatabaseStorage(Storage):
                         break
                     alone = write(partial(_finish_and_claim, outcomes=[outcome], then=None, waits=False))
                     accepted += [None] if alone is None else alone[0].accepted
-                claimed = None if then is None else write(partial(claim.claim, request=then, waits=False))
+                claimed = (
+                    None
+                    if then is None
+                    else write(partial(claim.claim, request=then, waits=False, expires=False))
+                )
             except (Error, StorageUnavailableError):
                 if not accepted:
                     raise

@@ -269,6 +269,8 @@ class Tx:
         """Jobs that the transaction enqueues."""
         self.waits = True
         """Whether `lock_in_turn` may wait."""
+        self.expires = True
+        """Whether a claim may fail jobs whose ttl has ended."""
         self.observed: set[str] | None = None
         """Queues whose events other processes may have subscribed to; None until they are read."""
         self._held: set[str] = set()

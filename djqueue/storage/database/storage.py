@@ -1,6 +1,5 @@
 """`DatabaseStorage`: jobs in a database of the project; every process runs the same statements."""
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +25,7 @@ from djqueue.core.job import (
     Renewal,
     Swept,
 )
+from djqueue.core.logs import Log
 from djqueue.core.messages import shown_name
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.overview import LimiterState
@@ -50,7 +50,6 @@ from djqueue.storage.tables.rows import chunked
 from . import claim, enqueue, finish, limiters, queues, stored, sweep, transitions, workers
 from .bulkwrites import SqlBulkWriteReports
 from .connections import CallThread
-from .enqueue import WriteBuffer
 from .events import SqlEvents
 from .export import SqlExport
 from .reads import SqlReads
@@ -59,21 +58,22 @@ from .staging import SqlStaging, StagingSweep
 from .transaction import Database, Hooks, Tx
 from .wake import Background, Follower, Looks, Wake
 from .workers import Leadership, SqlWorkers
+from .writebuffer import WriteBuffer
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 T = TypeVar("T")
 NO_CLAIMS = Claims([])
-ALONE = 1.0
+ONE_BY_ONE_TIMEOUT = 1.0
 """Seconds for which a report tries its outcomes one by one when something of one of them is locked."""
-SWEPT = 3.0
+OVERDUE_RENEWAL_TIMEOUT = 3.0
 """Seconds for which the renewal of an overdue lease waits for another transaction that has locked it, if
 other leases are long enough.
 """
-LONG = 5.0
+HELD_UP_AFTER = 5.0
 """Seconds after which a worker logs whose lock holds it up."""
-LONGEST = 3_600
+MAX_TIMEOUT = 3_600
 """Maximum of the seconds for which a call waits for locks."""
-MOVED = 100
+JOBS_PER_MOVE = 100
 """Jobs that one transaction moves to another queue."""
 
 
@@ -115,9 +115,9 @@ class DatabaseStorage(Storage):
         if not isinstance(notify, bool):
             raise ConfigurationError(f"NOTIFY: expected True or False, got {notify!r}")
         is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-        if timeout is not None and not (is_number and 0 < timeout <= LONGEST):
+        if timeout is not None and not (is_number and 0 < timeout <= MAX_TIMEOUT):
             raise ConfigurationError(
-                f"TIMEOUT: expected a number of seconds above 0, {LONGEST} at most, got {timeout!r}"
+                f"TIMEOUT: expected a number of seconds above 0, {MAX_TIMEOUT} at most, got {timeout!r}"
             )
         self.alias = database
         self.database = Database(
@@ -273,7 +273,7 @@ class DatabaseStorage(Storage):
             accepted: list[bool | None] = []
             claimed = None
             try:
-                until = time.monotonic() + ALONE
+                until = time.monotonic() + ONE_BY_ONE_TIMEOUT
                 for outcome in outcomes:
                     if time.monotonic() > until:
                         break
@@ -301,7 +301,7 @@ class DatabaseStorage(Storage):
             overdue = [lease for lease, answer in zip(leases, answers, strict=True) if answer is None]
             # A sweep takes them back within this time. What holds them longer does not, so they still hold.
             shortest = min(self.database.policy(lease.queue).lease for lease in leases) / 1_000
-            waited, until = None, time.monotonic() + min(SWEPT, shortest / 4)
+            waited, until = None, time.monotonic() + min(OVERDUE_RENEWAL_TIMEOUT, shortest / 4)
             while waited is None and time.monotonic() < until:
                 waited = self.database.transactions.write_unless_locked(
                     lambda tx: finish.renew(tx, overdue, waits=True)
@@ -360,12 +360,12 @@ class HeldUpLog:
             self._since = None
             return
         if self._since is None:
-            self._since, self._look_at = now, now + LONG
+            self._since, self._look_at = now, now + HELD_UP_AFTER
         if now < self._look_at:
             return
-        self._look_at = now + LONG
+        self._look_at = now + HELD_UP_AFTER
         with self._database.connections.borrow() as wrapper, wrapper.wrap_database_errors:
-            holder = self._database.dialect.holder(wrapper, LONG)
+            holder = self._database.dialect.holder(wrapper, HELD_UP_AFTER)
         if holder:
             self._look_at = math.inf
             logger.warning(
@@ -403,7 +403,7 @@ class SqlJobs(Jobs):
         if queue == to:
             raise ValueError(f"the jobs are already in queue {to!r}; pass a different queue")
         answers: list[str] = []
-        for some in chunked(ids, MOVED):
+        for some in chunked(ids, JOBS_PER_MOVE):
             answers += self._write(partial(transitions.move, queue=queue, ids=some, to=to))
         return answers
 

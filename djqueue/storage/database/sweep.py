@@ -11,6 +11,7 @@ from typing import Any
 
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Swept
+from djqueue.core.logs import Log
 from djqueue.core.states import PENDING
 from djqueue.storage.tables.dberrors import is_unreachable, named
 
@@ -28,7 +29,7 @@ from . import (
 )
 from .transaction import Database, Tx
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 LIMIT = 500
 """Jobs that one transaction of a sweep changes."""
 STALLED = 50
@@ -37,7 +38,7 @@ EVENTS = 5_000
 """Old events that one transaction of a sweep deletes."""
 ROUNDS = 100
 """Transactions of one kind in one sweep."""
-ALONE = 1.0
+ONE_BY_ONE_TIMEOUT = 1.0
 """Seconds for which a sweep tries expired jobs one by one when something of one of them is locked."""
 SEARCHES = 10
 """Transactions of one sweep that search a queue for records that are not counted."""
@@ -146,7 +147,7 @@ class Sweep:
         together = write(lambda tx: _expire(tx, _expired(tx)))
         if together is not None:
             return together[0]
-        expired, until = 0, time.monotonic() + ALONE
+        expired, until = 0, time.monotonic() + ONE_BY_ONE_TIMEOUT
         for job in self._database.transactions.read(_expired):
             if time.monotonic() > until:
                 break

@@ -36,6 +36,7 @@ from .capacity import CapacityContract
 from .case import POLICIES, StorageCase
 from .claims import ClaimsContract
 from .concurrency import ConcurrencyContract
+from .concurrency_keys import ConcurrencyKeysContract
 from .dead_letter_pages import DeadLetterPagesContract
 from .dead_letters import DeadLettersContract
 from .delayed import DelayedContract
@@ -47,7 +48,6 @@ from .events import EventsContract
 from .exporting import ExportContract
 from .flow_graphs import FlowGraphsContract
 from .flows import FlowsContract
-from .groups import GroupsContract
 from .headers import HeadersContract
 from .ids_and_bytes import IdsAndBytesContract
 from .incidents import IncidentsContract
@@ -89,6 +89,7 @@ __all__ = [
     "CapacityContract",
     "ClaimsContract",
     "ConcurrencyContract",
+    "ConcurrencyKeysContract",
     "DeadLetterPagesContract",
     "DeadLettersContract",
     "DelayedContract",
@@ -100,7 +101,6 @@ __all__ = [
     "ExportContract",
     "FlowGraphsContract",
     "FlowsContract",
-    "GroupsContract",
     "HeadersContract",
     "IdsAndBytesContract",
     "IncidentsContract",
@@ -156,7 +156,7 @@ class StorageContract(
     UpdatesContract,
     ReplacingPayloadsContract,
     CapacityContract,
-    GroupsContract,
+    ConcurrencyKeysContract,
     LimitsContract,
     LimitersContract,
     DependenciesContract,

@@ -211,7 +211,7 @@ def test_caller_that_waits_for_a_result_gets_an_error_in_time(make, table):
 
 def test_worker_logs_once_whose_lock_holds_up_its_claims(make, monkeypatch, caplog):
     on_postgresql()
-    monkeypatch.setattr("djqueue.storage.database.storage.LONG", SHORT)
+    monkeypatch.setattr("djqueue.storage.database.storage.HELD_UP_AFTER", SHORT)
     storage = make()
     enqueue(storage)
 

@@ -525,6 +525,8 @@ DATABASE_STORAGE = "djqueue.storage.database.DatabaseStorage"
     ("options", "words"),
     [
         ({"NOTIFY": "no"}, "NOTIFY: expected True or False, got 'no'"),
+        ({"TIMEOUT": 0}, "TIMEOUT: expected a number of seconds above 0, 3600 at most, got 0"),
+        ({"TIMEOUT": "2s"}, "TIMEOUT: expected a number of seconds above 0, 3600 at most, got '2s'"),
         ({"DATABSE": "default"}, "has no option 'DATABSE'; did you mean 'DATABASE'?"),
         ({"POLICIES": {}}, "has no option 'POLICIES'"),
         ({"CLOCK": 1}, "has no option 'CLOCK'"),

@@ -321,6 +321,21 @@ def _age(job: EngineJob) -> tuple[int, bool]:
     return job.created_at, job.state is State.BLOCKED
 
 
+def end_without_record(job: EngineJob, others: Iterable[State]) -> State:
+    """Return how the dependencies of a stored blocked job ended that have no record.
+
+    The record of a dependency that has completed is kept for its dependents, unless it is removed by hand. So
+    the dependency was removed before it completed, unless the job may wait for something else.
+
+    Args:
+        others: States of its dependencies that have a record.
+    """
+    waits_for_key = job.options.unique_key is not None and job.options.on_duplicate == "keep_last_if_active"
+    if waits_for_key or any(state is not State.COMPLETED for state in others):
+        return State.COMPLETED
+    return State.CANCELLED
+
+
 def incident_of(job: EngineJob, event: str) -> Incident:
     """Return what happened to a job as an incident."""
     reason = job.reason if event != "stalled" else ""

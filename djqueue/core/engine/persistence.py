@@ -6,8 +6,9 @@ import copy
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 
-from ..enginejob import EngineJob
+from ..enginejob import EngineJob, end_without_record
 from ..job import Claimed, DeadLetterRecord
+from ..options import JobKey
 from ..policies import PREDECESSOR
 from ..states import TERMINAL, State
 from .changes import PendingChanges, counted
@@ -31,8 +32,7 @@ class PersistentEngine:
         """Load jobs as they were stored.
 
         Active jobs have the tokens of their claims, get a full lease, and come before the jobs that wait for
-        them or for their share of a limit. A dependency without a record has completed: its dependent would
-        have ended with it otherwise.
+        them or for their share of a limit.
         """
         names = set()
         unbound = []
@@ -78,10 +78,17 @@ class PersistentEngine:
                     queue.dead.restore(letter, queue.jobs[letter.id])
                     queue.finished.note_failed([queue.jobs[letter.id]])
         for job in unbound:
-            self._settlement.bind(job, tuple((job.unmet or set()) - {PREDECESSOR}), missing=State.COMPLETED)
+            keys = tuple((job.unmet or set()) - {PREDECESSOR})
+            missing = end_without_record(job, self._states(keys))
+            self._settlement.bind(job, keys, missing=missing)
         changes = PendingChanges(now)
         changes.woken.update(names)
         self._settlement.settle(changes)
+
+    def _states(self, keys: Iterable[JobKey]) -> list[State]:
+        """Return the states of the jobs among these that have a record."""
+        found = (self._context.shard(name).find(name).jobs.get(job_id) for name, job_id in keys)
+        return [job.state for job in found if job is not None]
 
     def _resume(self, queue: JobQueue, job: EngineJob) -> None:
         """Continue a claim that another engine made, and count it against all limits."""

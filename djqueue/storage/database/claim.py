@@ -118,7 +118,7 @@ class ClaimableQueue(NamedTuple):
     """When its next resting group continues."""
 
 
-def claim(tx: Tx, request: ClaimRequest, *, waits: bool = True) -> Claims:
+def claim(tx: Tx, request: ClaimRequest, *, waits: bool = True, expires: bool = True) -> Claims:
     """Move ready jobs to active, each with a lease and a token.
 
     Each call starts with another queue. Within a queue, jobs are claimed by priority, then in order of
@@ -128,8 +128,9 @@ def claim(tx: Tx, request: ClaimRequest, *, waits: bool = True) -> Claims:
         tx: The transaction.
         request: What may be claimed.
         waits: Wait for transactions that have locked the limits of a queue. Otherwise, others are served.
+        expires: Fail jobs whose ttl has ended, which may wait for their dependents. Otherwise, leave them.
     """
-    tx.waits = waits
+    tx.waits, tx.expires = waits, expires
     claimed: list[Claimed] = []
     hints: list[int] = []
     if request.slots > 0 and request.names:
@@ -227,7 +228,7 @@ def _take_first(
     """Start ready jobs, best first; return whether more may be ready."""
     named, names = tx.among("name", sorted(request.names))
     which = f"queue = ? AND {named} AND stalls = 0"
-    best = f"{which}{_free_groups(tx, queue)} ORDER BY rank, seq LIMIT ?{tx.dialect.skip_locked}"
+    best = f"{which}{_free(tx, queue)} ORDER BY rank, seq LIMIT ?{tx.dialect.skip_locked}"
     take = (
         f"DELETE FROM djqueue_ready WHERE id {tx.dialect.once(f'SELECT id FROM djqueue_ready WHERE {best}')} "
         f"RETURNING {TAKEN}"
@@ -257,13 +258,14 @@ def _note_locked(tx: Tx, hints: list[int], search: str, *parameters: object) -> 
         hints.append(LOCKED_JOBS_RETRY)
 
 
-def _free_groups(tx: Tx, queue: ClaimableQueue) -> str:
+def _free(tx: Tx, queue: ClaimableQueue) -> str:
     """Return the condition that a ready job has no group, or one that no other transaction has locked.
 
     A claim does not wait for groups: it may hold those of jobs that have just ended, and callers keep groups
     in which they enqueue.
     """
-    return "" if tx.database.policy(queue.name).key_mode == GLOBAL else tx.dialect.free_group
+    living = "" if tx.expires else f" AND (expires_at IS NULL OR expires_at > {tx.now:d})"
+    return living if tx.database.policy(queue.name).key_mode == GLOBAL else living + tx.dialect.free_group
 
 
 def _take_within_limits(
@@ -281,7 +283,7 @@ def _take_within_limits(
     used, bucket = _usage(tx, queue)
     allowed = slots if bucket is None else min(slots, bucket.available)
     rows = tx.rows(
-        f"SELECT {TAKEN} FROM djqueue_ready WHERE queue = ? AND {named}{stalled}{_free_groups(tx, queue)} "
+        f"SELECT {TAKEN} FROM djqueue_ready WHERE queue = ? AND {named}{stalled}{_free(tx, queue)} "
         f"ORDER BY rank, seq LIMIT ?{tx.dialect.skip_locked}",
         *(name, names, slots),
     )

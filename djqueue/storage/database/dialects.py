@@ -1,6 +1,7 @@
 """The differences between SQLite and PostgreSQL: transactions, row locks, lists of values, bulk inserts."""
 
 import json
+import math
 import os
 import sqlite3
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
+from weakref import WeakSet
 
 from django.apps import apps
 from django.db import OperationalError, connections
@@ -33,9 +35,10 @@ COPY_FROM = 200
 """Rows of one insert from which PostgreSQL takes them by COPY."""
 OLDEST_SQLITE = (3, 35)
 """It has RETURNING."""
+LOCK_TIMEOUT = 5.0
+"""Seconds for which a call waits for a lock of another transaction, unless the project has set others."""
 LIMITS = {
     "statement_timeout": "30s",
-    "lock_timeout": "5s",
     "idle_in_transaction_session_timeout": "60s",
     "application_name": "djqueue",
 }
@@ -60,6 +63,28 @@ SYNCED = (
     "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 )
 """Lets the commit of a transaction wait for the disk of PostgreSQL."""
+LIMITED = (
+    "SELECT name, before, set_config(name, ms || 'ms', true) FROM (SELECT name, ms, current_setting(name) "
+    "AS before FROM (VALUES {}) AS wanted(name, ms) OFFSET 0) AS found WHERE CAST(before AS interval) NOT "
+    "BETWEEN interval '1 ms' AND ms * interval '1 ms'"
+)
+"""Sets times in the settings of a transaction of PostgreSQL that are longer; returns those before."""
+HOLDERS = """
+    SELECT a.pid, a.application_name, a.state,
+        round(extract(epoch FROM clock_timestamp() - a.xact_start)),
+        round(extract(epoch FROM clock_timestamp() - a.query_start)),
+        min(l.mode) FILTER (WHERE l.locktype = 'relation' AND l.mode = ANY(%(whole)s)),
+        min(c.relname) FILTER (WHERE l.locktype = 'relation' AND l.mode = ANY(%(whole)s))
+    FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid LEFT JOIN pg_class c ON c.oid = l.relation
+    WHERE l.granted AND l.pid <> pg_backend_pid() AND l.mode <> 'AccessShareLock'
+        AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+        AND (l.locktype = 'advisory' OR c.relname LIKE 'djqueue\\_%%' AND c.relkind = 'r')
+        AND COALESCE(a.xact_start, '-infinity') < clock_timestamp() - make_interval(secs => %(older)s)
+    GROUP BY a.pid, a.application_name, a.state, a.xact_start, a.query_start
+    ORDER BY 6 NULLS LAST, a.xact_start LIMIT 1
+"""
+"""The session that held up others: one with a lock of a whole table, or with the oldest transaction."""
+WHOLE_TABLE = ["AccessExclusiveLock", "ExclusiveLock", "ShareRowExclusiveLock", "ShareLock"]
 AT_ONCE = "; SET LOCAL lock_timeout = '250ms'"
 """Lets a transaction of PostgreSQL wait for others like itself, but for none that stays open."""
 SUFFIX = "-djqueue"
@@ -128,6 +153,23 @@ class SqlDialect(ABC):
     def is_locked(self, error: BaseException) -> bool:
         """Return whether a transaction failed with this error because of another one's lock."""
         return False
+
+    @abstractmethod
+    def is_limited(self, wrapper: BaseDatabaseWrapper) -> bool:
+        """Return whether the settings of a connection end each wait for a lock in time for the call."""
+
+    @abstractmethod
+    def limited(self, wrapper: BaseDatabaseWrapper, cursor: Any) -> AbstractContextManager[None]:
+        """Limit waits for locks meanwhile, in a transaction whose settings stay as they were."""
+
+    def holder(self, wrapper: BaseDatabaseWrapper, older: float = 0.2) -> str:
+        """Return a sentence that names the session whose lock holds up others; empty if there is none.
+
+        Args:
+            wrapper: The connection of a call that has waited, or another one.
+            older: Minimum seconds since the session's transaction began.
+        """
+        return ""
 
     def tune_for_loop(self, wrapper: BaseDatabaseWrapper) -> bool:
         """Let a connection wait for nothing, so that the thread of an event loop may use it; return whether
@@ -285,7 +327,8 @@ class SqliteSql(SqlDialect):
 
     snapshot = "BEGIN"
 
-    def __init__(self) -> None:
+    def __init__(self, timeout: float | None = None) -> None:
+        self._timeout = timeout
         self._lock = threading.Lock()
         self._turns: LockFile | None = None
 
@@ -317,9 +360,10 @@ class SqliteSql(SqlDialect):
     ) -> Iterator[bool]:
         # djqueue's writers wait in the lock file, and there for those of other programs in SQLite.
         turns = self._turns or self._open_turns(cursor)
-        usual = float(wrapper.settings_dict["OPTIONS"].get("timeout", 5.0)) if waits else 0.0
+        usual = self._usual(wrapper)
+        limit = (usual if self._timeout is None else min(usual, self._timeout)) if waits else 0.0
         began = time.monotonic()
-        if not turns.acquire(remaining(usual)):
+        if not turns.acquire(remaining(limit)):
             if waits:
                 raise OperationalError("database is locked")
             yield False
@@ -327,16 +371,33 @@ class SqliteSql(SqlDialect):
         try:
             with _pragma(cursor, "synchronous", "FULL") if durable else nullcontext():
                 if waits:
-                    limit = remaining(usual - (time.monotonic() - began))
-                    timeout = max(1, int(limit * 1_000))
-                    is_usual = limit >= usual - NEGLIGIBLE
-                    with nullcontext() if is_usual else _pragma(cursor, "busy_timeout", timeout):
+                    with self._waiting(wrapper, cursor, limit - (time.monotonic() - began)):
                         cursor.execute("BEGIN IMMEDIATE")
                 is_open = waits or _begins_at_once(cursor)
                 with _committed(cursor) if is_open else nullcontext():
                     yield is_open
         finally:
             turns.release()
+
+    def is_limited(self, wrapper: BaseDatabaseWrapper) -> bool:
+        usual = self._usual(wrapper)
+        return remaining(usual if self._timeout is None else self._timeout) >= usual - NEGLIGIBLE
+
+    def limited(self, wrapper: BaseDatabaseWrapper, cursor: Any) -> AbstractContextManager[None]:
+        return self._waiting(wrapper, cursor, math.inf if self._timeout is None else self._timeout)
+
+    def _waiting(
+        self, wrapper: BaseDatabaseWrapper, cursor: Any, limit: float
+    ) -> AbstractContextManager[None]:
+        """Let SQLite wait for locks for so many seconds at most, and for no longer than usual."""
+        usual = self._usual(wrapper)
+        limit = remaining(limit)
+        if limit >= usual - NEGLIGIBLE:
+            return nullcontext()
+        return _pragma(cursor, "busy_timeout", max(1, int(limit * 1_000)))
+
+    def _usual(self, wrapper: BaseDatabaseWrapper) -> float:
+        return float(wrapper.settings_dict["OPTIONS"].get("timeout", 5.0))
 
     def tune_for_loop(self, wrapper: BaseDatabaseWrapper) -> bool:
         cursor = self.cursor(wrapper)
@@ -398,6 +459,7 @@ class PostgresSql(SqlDialect):
         alias: The database.
         has_sessions: Settings of a session stay with the connection. False behind a pooler that gives each
             transaction another one: there, each transaction gets the settings.
+        timeout: Seconds for which a call waits for a lock.
     """
 
     snapshot = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
@@ -415,9 +477,11 @@ class PostgresSql(SqlDialect):
     has_gaps = True
     nests_writes = True
 
-    def __init__(self, alias: str, *, has_sessions: bool = True) -> None:
+    def __init__(self, alias: str, *, has_sessions: bool = True, timeout: float | None = None) -> None:
         self._alias = alias
-        settings = _settings(of_session=has_sessions)
+        self._timeout = LOCK_TIMEOUT if timeout is None else timeout
+        self._tuned: WeakSet[BaseDatabaseWrapper] = WeakSet()
+        settings = _settings({**LIMITS, "lock_timeout": _ms(self._timeout)}, of_session=has_sessions)
         self._of_session, self._of_transaction = (settings, "") if has_sessions else ("", f"; {settings}")
         self.connection_options = {**NETWORK, "prepare_threshold": PREPARED} if has_sessions else NETWORK
 
@@ -429,6 +493,7 @@ class PostgresSql(SqlDialect):
     def tune(self, wrapper: BaseDatabaseWrapper) -> None:
         if self._of_session:
             self.cursor(wrapper).execute(self._of_session)
+            self._tuned.add(wrapper)
 
     @contextmanager
     def writing(
@@ -436,10 +501,53 @@ class PostgresSql(SqlDialect):
     ) -> Iterator[bool]:
         # After the wait for a lock, a statement must see what its last holder has committed.
         begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
-        once = "" if waits else AT_ONCE
-        cursor.execute(f"{begin}{self._of_transaction}{f'; {SYNCED}' if durable else ''}{once}")
+        limits = "" if self.is_limited(wrapper) else f"; {self._limits()}"
+        wanted = limits if waits else AT_ONCE
+        cursor.execute(
+            f"{begin}{self._of_transaction}{f'; {SYNCED}' if durable else ''}{wanted}", prepare=False
+        )
         with _committed(cursor):
             yield True
+
+    def is_limited(self, wrapper: BaseDatabaseWrapper) -> bool:
+        return wrapper in self._tuned and remaining(math.inf) == math.inf
+
+    @contextmanager
+    def limited(self, wrapper: BaseDatabaseWrapper, cursor: Any) -> Iterator[None]:
+        before = cursor.execute(self._limits(), prepare=False).fetchall()
+        try:
+            yield
+        finally:
+            # After an error, the savepoint or the transaction is rolled back, with its settings.
+            if before and cursor.connection.info.transaction_status.name == "INTRANS":
+                names, values = [row[0] for row in before], [row[1] for row in before]
+                cursor.execute(
+                    "SELECT set_config(name, value, true) "
+                    "FROM unnest(%s::text[], %s::text[]) AS earlier(name, value)",
+                    (names, values),
+                )
+
+    def _limits(self) -> str:
+        """Return the statement that limits the waits of a transaction, and its statements at a deadline."""
+        left = remaining(math.inf)
+        limits = {"lock_timeout": min(left, self._timeout)}
+        if left != math.inf:
+            # A little later, so that the error says what it was.
+            limits["statement_timeout"] = left + NEGLIGIBLE
+        wanted = ", ".join(f"('{name}', {max(1, int(limit * 1_000))})" for name, limit in limits.items())
+        return LIMITED.format(wanted)
+
+    def holder(self, wrapper: BaseDatabaseWrapper, older: float = 0.2) -> str:
+        given = {"whole": WHOLE_TABLE, "older": older}
+        found = self.cursor(wrapper).execute(HOLDERS, given).fetchone()
+        if found is None:
+            return ""
+        pid, name, state, age, query_age, mode, table = found
+        what = f"{mode} on {table}" if mode else "locks of rows"
+        return (
+            f"Session {pid} (application {name!r}, {state or 'state unknown'}) holds {what}: its "
+            f"transaction began {age or 0:.0f} s ago, and its last query {query_age or 0:.0f} s ago."
+        )
 
     def make_durable(self, cursor: Any) -> None:
         cursor.execute(SYNCED)
@@ -511,12 +619,13 @@ class PostgresSql(SqlDialect):
         return getattr(error, "sqlstate", None) in ("40001", "40P01", "23505", "0A000")
 
 
-def dialect_for(alias: str, *, has_sessions: bool = True) -> SqlDialect:
+def dialect_for(alias: str, *, has_sessions: bool = True, timeout: float | None = None) -> SqlDialect:
     """Return the dialect of a configured database. Raises ConfigurationError for one that cannot be used.
 
     Args:
         alias: The database.
         has_sessions: Settings of a session stay with the connection: not behind some poolers.
+        timeout: Seconds for which a call waits for a lock; by default as the database's settings say.
     """
     connection = connections[alias]
     if connection.vendor == "sqlite":
@@ -526,9 +635,9 @@ def dialect_for(alias: str, *, has_sessions: bool = True) -> SqlDialect:
                 f"DATABASES[{alias!r}]: Python has SQLite {sqlite3.sqlite_version}, and djqueue needs "
                 f"{oldest} or newer; install a newer one, or use PostgreSQL"
             )
-        return SqliteSql()
+        return SqliteSql(timeout)
     if connection.vendor == "postgresql":
-        return PostgresSql(alias, has_sessions=has_sessions)
+        return PostgresSql(alias, has_sessions=has_sessions, timeout=timeout)
     raise ConfigurationError(
         f"DATABASES[{alias!r}] is {connection.display_name}: djqueue stores jobs in PostgreSQL or SQLite; "
         "use one of these, or the Redis storage"
@@ -591,9 +700,13 @@ def _file(cursor: Any) -> str:
     return files["main"] or ""
 
 
-def _settings(*, of_session: bool) -> str:
-    """Return the statements that set `LIMITS` and `PLANS`, for a session or for a transaction."""
-    wanted = ", ".join(f"('{name}', '{value}')" for name, value in LIMITS.items())
+def _ms(seconds: float) -> str:
+    return f"{max(1, int(seconds * 1_000))}ms"
+
+
+def _settings(given: Mapping[str, str], *, of_session: bool) -> str:
+    """Return the statements that set limits and `PLANS`, for a session or for a transaction."""
+    wanted = ", ".join(f"('{name}', '{value}')" for name, value in given.items())
     limits = (
         f"SELECT set_config(name, value, {'false' if of_session else 'true'}) FROM (VALUES {wanted}) "
         "AS wanted(name, value) WHERE current_setting(name) IN ('0', '')"

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from django.db import Error, connections
 
 from djqueue.codecs import MSGPACK, encode
-from djqueue.core.enginejob import EngineJob, ItemStream
+from djqueue.core.enginejob import EngineJob, ItemStream, end_without_record
 from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure
 from djqueue.core.options import DEFAULT_OPTIONS, JobKey
 from djqueue.core.policies import GLOBAL, NO_LIMIT, NO_LIMITS, KeyLimit
@@ -423,17 +423,16 @@ class TableRestore:
             )
 
     def _waits(self, pk: int, job: EngineJob) -> bool:
-        """Add the dependencies of a job; return whether it waits for one of them.
-
-        A dependency without a record has completed: its dependent would have ended with it otherwise.
-        """
+        """Add the dependencies of a job; return whether it waits for one of them."""
         policy = job.options.on_dependency_failure
         is_patient = policy == "wait" or job.error is not None
         waits = False
-        for key in dict.fromkeys(job.options.depends_on):
-            state = self._states.get(key)
-            if state is None:
+        keys = dict.fromkeys(job.options.depends_on)
+        missing = end_without_record(job, [self._states[key] for key in keys if key in self._states])
+        for key in keys:
+            if key not in self._states and (job.state is not State.BLOCKED or missing is State.COMPLETED):
                 continue
+            state = self._states.get(key, missing)
             is_over = state in TERMINAL and not (state is State.FAILED and is_patient)
             is_met = job.state is not State.BLOCKED or (
                 is_over and (state is State.COMPLETED or policy == "ignore")

@@ -1,5 +1,6 @@
 """`DatabaseStorage`: jobs in a database of the project; every process runs the same statements."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from djqueue.core.job import (
     Renewal,
     Swept,
 )
+from djqueue.core.logs import Log
 from djqueue.core.messages import shown_name
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.overview import Finding, LimiterState
@@ -58,6 +60,7 @@ from .wake import Background, Follower, Looks, Wake
 from .workers import Leadership, SqlWorkers
 from .writebuffer import WriteBuffer
 
+logger = Log("djqueue.storage")
 T = TypeVar("T")
 NO_CLAIMS = Claims([])
 ONE_BY_ONE_TIMEOUT = 1.0
@@ -66,6 +69,10 @@ OVERDUE_RENEWAL_TIMEOUT = 3.0
 """Seconds for which the renewal of an overdue lease waits for another transaction that has locked it, if
 other leases are long enough.
 """
+HELD_UP_AFTER = 5.0
+"""Seconds after which a worker logs whose lock holds it up."""
+MAX_TIMEOUT = 3_600
+"""Maximum of the seconds for which a call waits for locks."""
 JOBS_PER_MOVE = 100
 """Jobs that one transaction moves to another queue."""
 
@@ -81,6 +88,8 @@ class DatabaseStorage(Storage):
         metrics: How long metrics are kept.
         notify: PostgreSQL notifies workers and subscribers of what has happened elsewhere. False lets them
             poll: behind a pooler that gives each transaction another connection, notifications are lost.
+        timeout: Seconds for which a call waits for the locks of other transactions. By default 5, or as the
+            settings of the database say.
     """
 
     has_settings = True
@@ -98,12 +107,18 @@ class DatabaseStorage(Storage):
         clock: Clock | None = None,
         metrics: Tiers = DEFAULT_TIERS,
         notify: bool = True,
+        timeout: float | None = None,
         random: Random | None = None,
     ) -> None:
         if database not in connections:
             raise ConfigurationError(f"DATABASE: {shown_name(database)} is not in DATABASES")
         if not isinstance(notify, bool):
             raise ConfigurationError(f"NOTIFY: expected True or False, got {notify!r}")
+        is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if timeout is not None and not (is_number and 0 < timeout <= MAX_TIMEOUT):
+            raise ConfigurationError(
+                f"TIMEOUT: expected a number of seconds above 0, {MAX_TIMEOUT} at most, got {timeout!r}"
+            )
         self.alias = database
         self.database = Database(
             database,
@@ -112,6 +127,7 @@ class DatabaseStorage(Storage):
             clock=clock,
             metrics=metrics,
             notify=notify,
+            timeout=timeout,
             has_settings=self.has_settings,
             random=random or Random(),
         )
@@ -139,6 +155,7 @@ class DatabaseStorage(Storage):
         self._staging_sweep = StagingSweep(self.database, self.reads)
         self._leadership = Leadership(self.database)
         self._failing_steps: set[str] = set()
+        self._held_up = HeldUpLog(self.database)
         self._joined = JoinedTransactions(database, can_leave=self.database.dialect.has_clock)
 
     # Connections.
@@ -240,6 +257,12 @@ class DatabaseStorage(Storage):
 
     def _finish_unlocked(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Finished:
         """Like `finish`, but leave out the jobs that other transactions have locked."""
+        finished = self._finish_what_is_free(outcomes, then)
+        with named(self.alias):
+            self._held_up.note(None in finished.accepted or finished.claims.wait == stored.LOCKED_AGAIN)
+        return finished
+
+    def _finish_what_is_free(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Finished:
         self._flush_buffer()
         write = self.database.transactions.write_unless_locked
         with named(self.alias):
@@ -256,7 +279,11 @@ class DatabaseStorage(Storage):
                         break
                     alone = write(partial(_finish_and_claim, outcomes=[outcome], then=None, waits=False))
                     accepted += [None] if alone is None else alone[0].accepted
-                claimed = None if then is None else write(partial(claim.claim, request=then, waits=False))
+                claimed = (
+                    None
+                    if then is None
+                    else write(partial(claim.claim, request=then, waits=False, expires=False))
+                )
             except (Error, StorageUnavailableError):
                 if not accepted:
                     raise
@@ -319,6 +346,35 @@ class DatabaseStorage(Storage):
         """Publish the rest of bulk writes whose publishers are silent, and remove expired ones."""
         if sparktables.are_installed():
             self._staging_sweep.run()
+
+
+class HeldUpLog:
+    """Logs once that other sessions' locks have held up a worker for long, and whose they are."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._since: float | None = None
+        self._look_at = 0.0
+
+    def note(self, is_held_up: bool) -> None:
+        """Record whether locks have kept a call from something."""
+        now = time.monotonic()
+        if not is_held_up:
+            self._since = None
+            return
+        if self._since is None:
+            self._since, self._look_at = now, now + HELD_UP_AFTER
+        if now < self._look_at:
+            return
+        self._look_at = now + HELD_UP_AFTER
+        with self._database.connections.borrow() as wrapper, wrapper.wrap_database_errors:
+            holder = self._database.dialect.holder(wrapper, HELD_UP_AFTER)
+        if holder:
+            self._look_at = math.inf
+            logger.warning(
+                "Claims or outcomes of jobs have waited for a lock for %.0f s, and are tried again: %s",
+                *(now - self._since, holder),
+            )
 
 
 class SqlJobs(Jobs):

@@ -1,11 +1,13 @@
 """Periodic work: due jobs, expired leases and ttls, dead letters, old records, metrics."""
 
 import logging
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
+from typing import Any
 
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Swept
@@ -36,6 +38,8 @@ EVENTS = 5_000
 """Old events that one transaction of a sweep deletes."""
 ROUNDS = 100
 """Transactions of one kind in one sweep."""
+ONE_BY_ONE_TIMEOUT = 1.0
+"""Seconds for which a sweep tries expired jobs one by one when something of one of them is locked."""
 SEARCHES = 10
 """Transactions of one sweep that search a queue for records that are not counted."""
 
@@ -131,11 +135,25 @@ class Sweep:
             with self._step(f"resume groups of queue {queue!r}"):
                 self._write(partial(claim.end_rests, queue=queue))
         with self._step("fail expired jobs"):
-            expired = _rounds(partial(self._write, _expire), LIMIT)
+            expired = _rounds(self._expire, LIMIT)
         for queue in failed:
             with self._step(f"retry dead letters of queue {queue!r}"):
                 retried += self._write(partial(_retry, queue=queue))
         return stalled, expired, promoted, retried
+
+    def _expire(self) -> int:
+        """Fail expired jobs; one that is locked, or whose dependents are, does not hold up the others."""
+        write = self._database.transactions.write_unless_locked
+        together = write(lambda tx: _expire(tx, _expired(tx)))
+        if together is not None:
+            return together[0]
+        expired, until = 0, time.monotonic() + ONE_BY_ONE_TIMEOUT
+        for job in self._database.transactions.read(_expired):
+            if time.monotonic() > until:
+                break
+            alone = write(partial(_expire, jobs=[job]))
+            expired += 0 if alone is None else alone[0]
+        return expired
 
     def _remove(self) -> int:
         """Remove what has expired or is above the bounds of its queue; return the number of records."""
@@ -200,17 +218,24 @@ def _stall(tx: Tx) -> int:
     return len(overdue)
 
 
-def _expire(tx: Tx) -> int:
-    """Fail pending jobs past their ttl; one that has started, or was retried, never expires."""
-    due = []
+def _expired(tx: Tx) -> list[tuple[int, int, str]]:
+    """Return pending jobs past their ttl: when it ended, primary key and queue.
+
+    A job that has started, or was retried, never expires.
+    """
+    due: list[Any] = []
     for state in sorted(PENDING):
         due += tx.rows(
             "SELECT expires_at, id, queue FROM djqueue_job WHERE state = ? AND expires_at <= ? "
             "ORDER BY expires_at, id LIMIT ?",
             *(state.value, tx.now, LIMIT),
         )
+    return sorted(due)[:LIMIT]
+
+
+def _expire(tx: Tx, jobs: Sequence[tuple[int, int, str]]) -> int:
     # One queue after the other: the end of a job may fail one of another queue.
-    order = sorted(sorted(due)[:LIMIT], key=itemgetter(2))
+    order = sorted(jobs, key=itemgetter(2))
     stored.lock_jobs(tx, [pk for _, pk, _ in order])
     expired = 0
     for _, some in groupby(order, itemgetter(2)):

@@ -1,14 +1,14 @@
 """Transactions: their statements, what follows their commits, and what those of one storage share."""
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.clock import Clock
@@ -155,6 +155,7 @@ class Database:
         clock: The source of time; by default that of the database server, or of this machine for SQLite.
         metrics: How long metrics are kept.
         notify: PostgreSQL notifies workers and subscribers of what has happened elsewhere.
+        timeout: Seconds for which a call waits for locks; by default as the database's settings say.
         has_settings: Whether the policies are those of the project; otherwise the key modes of queues are
             looked up.
     """
@@ -170,13 +171,14 @@ class Database:
         clock: Clock | None,
         metrics: Tiers,
         notify: bool,
+        timeout: float | None,
         has_settings: bool,
         random: Random,
     ) -> None:
         self.alias = alias
         self.notify = notify
         self.has_settings = has_settings
-        self.dialect = dialect_for(alias, has_sessions=notify)
+        self.dialect = dialect_for(alias, has_sessions=notify, timeout=timeout)
         self.clock: Clock = clock or DatabaseClock(alias)
         # A server has a clock for all; without the ID of the machine's boot, its own clock must do.
         self.follows_restarts = not self.dialect.has_clock and boot_of() != ""
@@ -267,6 +269,8 @@ class Tx:
         """Jobs that the transaction enqueues."""
         self.waits = True
         """Whether `lock_in_turn` may wait."""
+        self.expires = True
+        """Whether a claim may fail jobs whose ttl has ended."""
         self.observed: set[str] | None = None
         """Queues whose events other processes may have subscribed to; None until they are read."""
         self._held: set[str] = set()
@@ -572,20 +576,34 @@ class Transactions:
         wrapper = connections[self._alias]
         if is_in_transaction(wrapper):
             with wrapper.wrap_database_errors:
-                return work(Tx(self._database, self._dialect.cursor(wrapper)))
+                cursor = self._dialect.cursor(wrapper)
+                with self._dialect.limited(wrapper, cursor):
+                    return work(Tx(self._database, cursor))
         with self.connection() as own:
             own.ensure_connection()
             set_right(self._database.clock)
-            with own.wrap_database_errors:
+            is_limited = self._dialect.is_limited(own)
+            with self._naming_holder(own), own.wrap_database_errors:
                 cursor = self._dialect.cursor(own)
                 tx = Tx(self._database, cursor)
-                if is_single:
+                if is_single and is_limited:
                     return work(tx)
                 cursor.execute(self._dialect.snapshot)
                 try:
-                    return work(tx)
+                    with nullcontext() if is_limited else self._dialect.limited(own, cursor):
+                        return work(tx)
                 finally:
                     roll_back(cursor)
+
+    @contextmanager
+    def _naming_holder(self, wrapper: BaseDatabaseWrapper) -> Iterator[None]:
+        """Add to the error of a call that waited for a lock in vain whose lock it is."""
+        try:
+            yield
+        except Error as error:
+            if self._dialect.is_locked(error.__cause__ or error):
+                error.add_note(self._dialect.holder(wrapper))
+            raise
 
     def connection(self) -> AbstractContextManager[BaseDatabaseWrapper]:
         """Return the thread's connection meanwhile: one of the storage, if it was connected."""
@@ -619,7 +637,7 @@ class Transactions:
         """
         unpublished = None
         try:
-            with wrapper.wrap_database_errors:
+            with self._naming_holder(wrapper) if waits else nullcontext(), wrapper.wrap_database_errors:
                 cursor = self._dialect.cursor(wrapper)
                 opened = self._dialect.writing(wrapper, cursor, durable=durable, waits=waits)
                 with opened as is_open:
@@ -637,13 +655,18 @@ class Transactions:
     def _join(self, wrapper: BaseDatabaseWrapper, work: Callable[[Tx], T], durable: bool) -> T:
         wrapper.validate_no_broken_transaction()
         set_right(self._database.clock)
-        with transaction.atomic(using=self._alias), wrapper.wrap_database_errors:
+        with (
+            self._naming_holder(wrapper),
+            transaction.atomic(using=self._alias),
+            wrapper.wrap_database_errors,
+        ):
             cursor = self._dialect.cursor(wrapper)
             if durable:
                 self._dialect.make_durable(cursor)
             tx = Tx(self._database, cursor)
-            answer = work(tx)
-            tx.flush()
+            with self._dialect.limited(wrapper, cursor):
+                answer = work(tx)
+                tx.flush()
             # Nothing but the callback refers to the events: Django drops it when they are rolled back.
             done = partial(tx.done, self._database.hooks.events.begin(tx.events))
             commits.note(self._alias, tx.results, done)

@@ -128,7 +128,7 @@ class Wake:
         with self._lock:
             self._sent[key] = time.monotonic()
         try:
-            self._database.read(lambda tx: _notify(tx, prefix, [queue]), is_single=True)
+            self._database.write(lambda tx: _notify(tx, prefix, [queue]))
         except Exception as error:
             logger.warning("Could not notify other processes, which will poll queue %r: %s", queue, error)
 

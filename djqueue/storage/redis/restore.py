@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from djqueue.core.enginejob import EngineJob
+from djqueue.core.enginejob import EngineJob, end_without_record
 from djqueue.core.errors import RestoreInProgressError
 from djqueue.core.job import DeadLetterRecord
 from djqueue.core.policies import KeyLimit
@@ -334,6 +334,11 @@ def _values(spool: SnapshotSpool, entry: SpooledJob, letters: Letters) -> list[A
     unmet: list[list[str]] = []
     if job.options.depends_on and not is_ended:
         states = spool.states(job.options.depends_on)
+        if job.state is State.BLOCKED:
+            missing = end_without_record(job, states.values())
+            if missing is not State.COMPLETED:
+                # The dependent learns from their queues that they are gone.
+                states |= dict.fromkeys(set(job.options.depends_on) - states.keys(), missing)
         needed = [list(key) for key in states]
         if job.state is State.BLOCKED:
             unmet = [list(key) for key, state in states.items() if state is not State.COMPLETED]

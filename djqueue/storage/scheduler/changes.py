@@ -168,7 +168,8 @@ class UnwrittenChanges:
             queue = _queue_of(context, job)
             if queue is None:
                 continue
-            if is_whole and not job.started_at and job.state not in TERMINAL and job.progress is None:
+            is_untouched = not job.started_at and job.error is None and job.progress is None
+            if is_whole and is_untouched and job.state not in TERMINAL:
                 new.append(job)
             else:
                 state = _state(queue, job)

@@ -51,6 +51,8 @@ def remedy(alias: str, error: Error) -> str:
     text = str(error)
     if DEADLOCK.search(text):
         return TRY_AGAIN
+    if holder := " ".join(getattr(error, "__notes__", ())):
+        return f"{holder} End that transaction, or keep such transactions short."
     if "://" in alias:
         return _remedy_of_url(text)
     if NO_TABLE.search(text):

@@ -41,6 +41,7 @@ from .dead_letter_pages import DeadLetterPagesContract
 from .dead_letters import DeadLettersContract
 from .delayed import DelayedContract
 from .dependencies import DependenciesContract
+from .dependency_orders import DependencyOrdersContract
 from .duplicates import DuplicatesContract
 from .enqueue import EnqueueContract
 from .events import EventsContract
@@ -93,6 +94,7 @@ __all__ = [
     "DeadLettersContract",
     "DelayedContract",
     "DependenciesContract",
+    "DependencyOrdersContract",
     "DuplicatesContract",
     "EnqueueContract",
     "EventsContract",
@@ -178,6 +180,7 @@ class StorageContract(
     BelongingsContract,
     PinnedBoundsContract,
     IdsAndBytesContract,
+    DependencyOrdersContract,
     ModelContract,
     ConcurrencyContract,
     SnapshotsContract,

@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from random import Random
 from threading import Event as ThreadEvent
 from threading import Lock
 
+from djqueue.core.errors import OptionError
 from djqueue.core.job import Claimed, ClaimRequest, Outcome
 from djqueue.core.policies import Rate
 from djqueue.core.states import State
@@ -435,6 +437,35 @@ class ConcurrencyContract(StorageCase):
 
         assert counts(storage) == {State.WAITING: 200}
         assert {one.id for one in claim(storage, 200)} == {*made[2], *made[3]}
+
+    def test_dependents_enqueued_while_their_dependency_is_removed_never_start(
+        self, storage: Storage
+    ) -> None:
+        firsts = enqueue_many(storage, 60, queue="first")
+        random = Random(4)
+
+        def end(part: list[str]) -> None:
+            for number, job_id in enumerate(part):
+                if number % 2:
+                    storage.jobs.cancel("first", [job_id])
+                storage.jobs.remove("first", [job_id])
+
+        def depend(order: list[str]) -> None:
+            for job_id in order:
+                with suppress(OptionError):  # It is gone already.
+                    enqueue(storage, depends_on=(("first", job_id),))
+
+        together(
+            [
+                partial(end, firsts[:30]),
+                partial(end, firsts[30:]),
+                partial(depend, random.sample(firsts, 60)),
+                partial(depend, random.sample(firsts, 60)),
+            ]
+        )
+
+        assert set(counts(storage)) <= {State.FAILED}
+        assert counts(storage, "first") == {}
 
     def test_jobs_cleaned_while_they_finish_leave_nothing_behind(self, storage: Storage) -> None:
         enqueue_many(storage, 150)

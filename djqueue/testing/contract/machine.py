@@ -337,6 +337,10 @@ class StorageMachine(RuleBasedStateMachine):
         queue, job_id = self.job_at(pick)
         assert self.storage.jobs.retry(queue, [job_id]) == [self.reference.retry(queue, job_id)]
 
+    def relocate(self, queue: str, job_id: str, to: str) -> None:
+        moved = self.storage.jobs.move(queue, [job_id], to)
+        assert moved == [self.reference.relocate(queue, job_id, to)]
+
     @precondition(lambda self: any(job.state is State.FAILED for job in self.reference.jobs))
     @rule(pick=numbers)
     def retry_failed(self, pick: int) -> None:

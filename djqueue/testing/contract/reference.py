@@ -794,6 +794,50 @@ class Reference:
         self.emit_event(job, event)
         return True
 
+    def relocate(self, queue: str, job_id: str, to: str) -> str:
+        """Move a pending job without a unique key, or a dead letter, to another queue."""
+        job = self.job(queue, job_id)
+        if job is None:
+            return "not_found"
+        if job.state not in PENDING and job.state is not State.FAILED:
+            return "active" if job.state is State.ACTIVE else "ended"
+        existing = self.job(to, job_id)
+        if existing is not None and (job.state is State.FAILED or existing.state not in REUSABLE):
+            return "duplicate"
+        if existing is not None:
+            known = len(self.ends)
+            self.discard(existing)
+            del self.ends[known:]
+        old, state, unmet = job.key, job.state, job.unmet
+        letters = self.dead_letters.setdefault(queue, [])
+        letter = next((letter for letter in letters if letter.id == job_id), None)
+        if state in PENDING:
+            self.leave_state(job)
+            job.unmet = unmet
+        job.state = state
+        self.emit_event(job, "removed")
+        job.queue, job.state = to, None
+        self.queues.add(to)
+        if old in self.retries:
+            self.retries[job.key] = self.retries.pop(old)
+        if letter is None:
+            self.make_pending(job)
+            self.emit_event(job, "enqueued")
+        else:
+            letters.remove(letter)
+            job.state = State.FAILED
+            retry_at = (
+                self.next_retry(to) if letter.retries < self.policy(to).dead_letters.auto_retries else 0
+            )
+            self.dead_letters.setdefault(to, []).append(letter._replace(queue=to, next_retry_at=retry_at))
+            self.emit_event(job, "failed")
+        for dependent in self.waiting_for(old):
+            keys = dict.fromkeys(job.key if key == old else key for key in dependent.options.depends_on)
+            dependent.options = replace(dependent.options, depends_on=tuple(keys))
+            dependent.unmet = {job.key if key == old else key for key in dependent.unmet}
+            self.bindings[dependent, job.key] = self.bindings.pop((dependent, old))
+        return "moved"
+
     def retry(self, queue: str, job_id: str, *, automatic: bool = False) -> str:
         job = self.job(queue, job_id)
         if job is None:

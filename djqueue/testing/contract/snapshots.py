@@ -331,6 +331,48 @@ class SnapshotsContract(StorageCase):
 
         assert state(storage, "second") is State.FAILED
 
+    @pytest.mark.parametrize(
+        ("policy", "expected"),
+        [
+            ("fail", State.FAILED),
+            ("cancel", State.CANCELLED),
+            ("wait", State.FAILED),
+            ("ignore", State.WAITING),
+        ],
+    )
+    def test_restored_blocked_job_follows_its_policy_if_its_dependency_is_not_in_the_snapshot(
+        self, storage: Storage, policy: str, expected: State
+    ) -> None:
+        # It was removed while the snapshot was read, or before its dependent was updated.
+        a_completed_job(storage, id="done", queue=UPSTREAM)
+        enqueue(storage, id="first", queue=UPSTREAM)
+        keys = ((UPSTREAM, "done"), (UPSTREAM, "first"))
+        enqueue(storage, id="second", depends_on=keys, on_dependency_failure=policy)
+        parts = [
+            part._replace(records=[record for record in part.records if record.get("id") != "first"])
+            for part in read_all(storage)
+        ]
+
+        self.restored(storage, parts)
+        self.pass_time(storage, 1)
+
+        assert state(storage, "second") is expected
+
+    def test_restored_blocked_job_does_not_need_the_removed_record_of_a_completed_dependency(
+        self, storage: Storage
+    ) -> None:
+        a_completed_job(storage, id="done", queue=UPSTREAM)
+        enqueue(storage, id="first", queue=UPSTREAM)
+        enqueue(storage, id="second", depends_on=((UPSTREAM, "done"), (UPSTREAM, "first")))
+        storage.jobs.remove(UPSTREAM, ["done"])
+
+        self.restored(storage, read_all(storage))
+
+        assert state(storage, "second") is State.BLOCKED
+        finish(storage, completing(claim_one(storage)))
+        self.pass_time(storage, 1)
+        assert claim_ids(storage) == ["second"]
+
     def test_restored_unique_keys_are_taken_for_the_rest_of_their_ttl(self, storage: Storage) -> None:
         enqueue(storage, id="forever", unique_key="a", delay=LATER)
         enqueue(storage, id="an hour", unique_key="b", unique_ttl=LATER, delay=10 * LATER)

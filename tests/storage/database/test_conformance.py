@@ -3,7 +3,7 @@
 from contextlib import closing
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from djqueue.storage.database import DatabaseStorage
 from djqueue.testing import contract
@@ -29,6 +29,9 @@ class OnAClock(contract.StorageCase):
 
 class TestContract(OnAClock, ManyExamples, contract.StorageContract):
     """All of it."""
+
+    def transaction(self):
+        return transaction.atomic()
 
     # `make mutants` shows that they suffice; PostgreSQL takes longer.
     examples = 40 if connection.vendor == "sqlite" else 8

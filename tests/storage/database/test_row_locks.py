@@ -471,7 +471,7 @@ def test_overdue_lease_of_a_locked_job_does_not_let_short_ones_expire(make, monk
 
 @pytest.mark.parametrize("share", ["concurrency_key", "unique_key"])
 def test_two_calls_enqueue_in_opposite_orders_without_a_deadlock(make, share):
-    storage = make()
+    storage = make(timeout=PATIENCE)
     storage.enqueue([batch()])
     names = [f"name-{number}" for number in range(100)]
 
@@ -486,3 +486,32 @@ def test_two_calls_enqueue_in_opposite_orders_without_a_deadlock(make, share):
             call.result(PATIENCE)
 
     assert models.Job.objects.count() == 1 + (600 if share == "concurrency_key" else 100)
+
+
+def test_locked_dependent_of_an_expired_job_does_not_hold_up_claims(make):
+    storage = make()
+    storage.enqueue([batch(ids=["late"], ttl=1, priority=1), batch(ids=["c", "d"])])
+    storage.enqueue([batch(ids=["next"], depends_on=((QUEUE, "late"),))])
+    eventually(lambda: storage.clock.now() > storage.reads.jobs(QUEUE, ["late"])[0].created_at + 1)
+
+    with transaction.atomic():
+        storage.jobs.update(QUEUE, ["next"], payload=b"new")
+        assert [job.id for job in end(storage, slots=2).claims.jobs] == ["c", "d"]
+        elsewhere(storage.sweep)
+
+    storage.sweep()
+    assert [storage.reads.states(QUEUE, [id])[0] for id in ("late", "next")] == [State.FAILED] * 2
+
+
+def test_locked_expired_job_does_not_hold_up_others(make):
+    storage = make(timeout=0.3)
+    storage.enqueue([batch(ids=["a", "b"], ttl=1, delay=2**40)])
+    eventually(lambda: storage.clock.now() > storage.reads.jobs(QUEUE, ["b"])[0].created_at + 1)
+
+    with transaction.atomic():
+        storage.jobs.update(QUEUE, ["a"], payload=b"new")
+        elsewhere(storage.sweep)
+        assert elsewhere(lambda: storage.reads.states(QUEUE, ["a", "b"])) == [State.DELAYED, State.FAILED]
+
+    storage.sweep()
+    assert storage.reads.states(QUEUE, ["a"]) == [State.FAILED]

@@ -93,7 +93,7 @@ def test_leader_goes_on_when_a_step_fails(make, clock, monkeypatch):
 
 def test_sweep_whose_steps_all_fail_raises_the_first_error(make, monkeypatch, caplog):
     storage = make()
-    for call in ("read", "write"):
+    for call in ("read", "write", "write_unless_locked"):
         monkeypatch.setattr(storage.database.transactions, call, fail)
     monkeypatch.setattr(storage._staging_sweep, "run", fail)
 

@@ -287,7 +287,9 @@ def test_each_transaction_is_limited_behind_a_pooler(make):
     storage = make(notify=False)
 
     assert storage.database.write(lambda tx: tx.value("SELECT current_setting('lock_timeout')")) == "5s"
-    assert own(storage, "SELECT current_setting('lock_timeout')") == "0"
+    assert own(storage, "SELECT current_setting('lock_timeout')") == "5s"
+    with storage.database.connections.borrow() as wrapper, wrapper.cursor() as cursor:
+        assert cursor.execute("SELECT current_setting('lock_timeout')").fetchone() == ("0",)
 
 
 @on_sqlite

@@ -112,7 +112,7 @@ class Enqueueing:
         for queue in {
             call.queue.queue for (_, call), answer in zip(parts, answers, strict=True) if answer[0]
         }:
-            yield from self._keyspace.deliver(queue)
+            yield from self._keyspace.deliver_soon(queue)
         if refused is not None:
             raise refused
         return results

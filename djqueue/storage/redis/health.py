@@ -16,10 +16,11 @@ from djqueue.core.messages import in_one_line, size
 from djqueue.core.overview import BAD, OK, WARN, DiagnosticLine, Finding, system_finding
 from djqueue.core.policies import QueuePolicy
 
-from .client import IDLE, Connection, is_refusal, spelled
+from .client import IDLE, Connection, spelled
 from .connections import Connections
 from .keys import QueueKeys
 from .options import RedisOptions
+from .retries import remedy
 from .roundtrips import ScriptCall, Steps
 from .scripts import script
 
@@ -116,9 +117,7 @@ def unreachable(error: Exception) -> Finding:
     return system_finding(
         "djqueue.W007",
         f"its state could not be read: {reason}",
-        "Check the user name, the password and the user's permissions (ACL)."
-        if is_refusal(error) or "refuses access" in reason
-        else "Is it running?",
+        remedy(error),
     )
 
 

@@ -1,5 +1,6 @@
 """The queues of one deployment: their keys, policies and names, and steps that operations share."""
 
+import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +9,7 @@ from typing import Any
 import msgpack
 
 from djqueue.core.deadlines import within
-from djqueue.core.errors import RestoreInProgressError
+from djqueue.core.errors import RestoreInProgressError, StorageUnavailableError
 from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.core.threads import after_fork
@@ -23,12 +24,16 @@ from .scripts import script
 
 FRESH = 5.0
 """Seconds after which the names are listed again, in case that a message was lost."""
+LEFT_TO_SWEEPS = 5.0
+"""Seconds for which only sweeps deliver a queue's messages after that failed: others would wait for the
+server of another queue again and again."""
 MESSAGES = 100
 """Messages of an outbox that are read at a time."""
 PAGE = 1_000
 """Ids or records of one reading call."""
 STEP = 200
 """Jobs that one script changes: it takes a few milliseconds and blocks the server."""
+logger = logging.getLogger("djqueue.redis")
 
 
 class Keyspace:
@@ -53,9 +58,13 @@ class Keyspace:
         self.agreed: set[str] = set()
         """Queues whose recorded key mode matches the configured one."""
         self.cached_names = NameCache()
+        self._undelivered: dict[str, float] = {}
+        """Monotonic seconds until which the messages of a queue are left to sweeps, after a failure."""
         self._roundtrips = roundtrips
         self.publish = roundtrips.publish
         """The command that publishes a message."""
+        self.has_several_servers = roundtrips.has_several_servers
+        """Whether one of the queues' servers may be away while others are not."""
 
     def keys(self, queue: str) -> QueueKeys:
         """Return the keys of a queue."""
@@ -93,16 +102,29 @@ class Keyspace:
 
     def names(self) -> Steps[list[str]]:
         [names] = yield [RedisCommand((b"SMEMBERS", self.common.key("queues")))]
-        return sorted(map(text, names))
+        self.cached_names.last = sorted(map(text, names))
+        return self.cached_names.last
 
     def recent_names(self) -> Steps[list[str]]:
         """Return the names of all queues, which a claim may take from the cache."""
         names = self.cached_names.get()
         if names is None:
             changes = self.cached_names.changes
-            names = yield from self.names()
+            names = yield from self.last_names()
             self.cached_names.put(names, changes)
         return names
+
+    def last_names(self) -> Steps[list[str]]:
+        """Return the names of all queues; if only their server is away, the last known names."""
+        last = self.cached_names.last if self.has_several_servers else []
+        if last and self._roundtrips.is_away(self.common.prefix):
+            return last  # heartbeats ask that server again and again
+        try:
+            return (yield from self.names())
+        except StorageUnavailableError:
+            if not last:
+                raise
+            return last
 
     def states(self, queue: str, ids: Sequence[str]) -> Steps[list[State | None]]:
         states: list[State | None] = []
@@ -133,8 +155,24 @@ class Keyspace:
             [[left, answers]] = yield [call]
             replies += answers
             if left:
-                yield from self.deliver(queue)
+                yield from self.deliver_soon(queue)
         return replies
+
+    def deliver_soon(self, queue: str) -> Steps[None]:
+        """Deliver the messages of a queue, after the call that wrote them.
+
+        That call has succeeded. If the server of another queue is away, or the caller's time is over, the
+        next sweep delivers what is left.
+        """
+        if time.monotonic() < self._undelivered.get(queue, 0.0):
+            return
+        try:
+            yield from self.deliver(queue)
+        except StorageUnavailableError as error:
+            self._undelivered[queue] = time.monotonic() + LEFT_TO_SWEEPS
+            logger.debug("Messages of queue %r are left to the next sweep: %s", queue, error)
+        else:
+            self._undelivered.pop(queue, None)
 
     def deliver(self, queue: str) -> Steps[None]:
         """Deliver the messages of a queue to others, and those of queues that reply.
@@ -238,6 +276,8 @@ class NameCache:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._names: list[str] | None = None
+        self.last: list[str] = []
+        """The names that were listed last."""
         self._until = 0.0
         self._followers = 0
         self.changes = 0

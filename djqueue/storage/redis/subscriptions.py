@@ -137,11 +137,11 @@ class RedisEvents(Events):
     def _follow_new(self, queue: str, follow: Callable[[str], None], wake: Callable[[], None]) -> None:
         try:
             follow(queue)
-        except StorageError:
+        except StorageError as error:
             logger.warning(
-                "Could not subscribe to the new queue %r; its jobs will be found at the next poll.",
+                "Could not subscribe to the new queue %r; its jobs will be found at the next poll: %s",
                 queue,
-                exc_info=True,
+                error,
             )
         wake()
 
@@ -149,8 +149,8 @@ class RedisEvents(Events):
         try:
             for queue in self._queues():
                 follow(queue)
-        except StorageError:
-            logger.warning("Could not list new queues; they will be found at the next poll.", exc_info=True)
+        except StorageError as error:
+            logger.warning("Could not list new queues; they will be found at the next poll: %s", error)
         wake()
 
     def on_worker_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:

@@ -111,7 +111,7 @@ def test_worker_of_all_queues_goes_on_while_a_node_is_lost(storage: RedisStorage
     for queue in (split.lost, split.live):
         enqueue(storage, queue=queue, name="warm up")
     handlers = {"warm up": lambda job: None, NAME: lambda job: done.set()}
-    with Worker(storage, handlers=handlers, concurrency=2):
+    with Worker(storage, handlers=handlers, concurrency=2, maintain=False):
         eventually(lambda: storage.reads.counts(split.live)[State.COMPLETED] == 1)
         with split.node.frozen():
             enqueue(storage, queue=split.live)

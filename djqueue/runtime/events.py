@@ -320,9 +320,9 @@ class OutageLog:
 
     An unavailable storage, such as a scheduler during its restart, is an outage: one record is logged when it
     is over, and one before that, and again each minute, if it lasts. It is over when every operation that
-    failed works again, or has not been retried for a while: a slow or partly unavailable storage still answers
-    some calls. Any other error is a fault, and is logged with its traceback, each operation's at most once a
-    minute.
+    failed works again, or has not been retried for a while: a slow or partly unavailable storage still
+    answers some calls. Any other error is a fault, and is logged with its traceback, each operation's at most
+    once a minute.
     """
 
     def __init__(self, worker_id: str, monotonic: Callable[[], int]) -> None:

@@ -257,6 +257,8 @@ def _from_info(info: Mapping[str, str]) -> dict[str, str]:
         settings["maxmemory-policy"] = info["maxmemory_policy"]
     if "aof_enabled" in info:
         settings["appendonly"] = "yes" if info["aof_enabled"] == "1" else "no"
+    if info.get("role") == "master" and "min_slaves_good_slaves" not in info:
+        settings["min-replicas-to-write"] = "0"  # otherwise INFO says how many there are
     return settings
 
 
@@ -335,7 +337,7 @@ def _unseen(command: str, what: str) -> Finding:
     return system_finding(
         "djqueue.I001",
         f"the user may not run {command}, so {what} could not be checked.",
-        "See the recommended settings in the docs, under Redis.",
+        "Compare the server's settings with the recommended ones in the docs, under Redis.",
     )
 
 

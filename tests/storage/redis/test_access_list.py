@@ -49,7 +49,7 @@ def denied(guarded: servers.RedisServer) -> Iterator[list[Any]]:
     yield (entries := [])
     entries += guarded.run("ACL", "LOG")
     refused = {(entry["reason"], entry["object"]) for entry in map(as_dict, entries)}
-    # redis-py tells the server its version, and does not mind if it may not; nor do checks mind without CONFIG.
+    # redis-py tells the server its version, and does not mind if it may not. The checks do without CONFIG.
     assert refused <= {("command", "client|setinfo"), ("command", "client"), ("command", "config|get")}
 
 

@@ -27,7 +27,7 @@ from djqueue.core.policies import QueuePolicy
 
 from . import records
 from .keys import QueueKeys
-from .keyspace import Keyspace
+from .keyspace import Keyspace, forget_if_many
 from .limits import NOTHING_GRANTED, SERVED, Grant, SharedLimits, permit
 from .records import pack, pack_text, text
 from .roundtrips import RedisCommand, ScriptCall, Steps
@@ -297,6 +297,7 @@ class Claiming:
 
     def _note(self, queue: str, short: int, *, is_drained: bool) -> None:
         """Remember what a claim found in a queue with a limiter, for the next one."""
+        forget_if_many(self._short, self._drained)
         if short:
             self._short[queue] = short
         else:
@@ -334,6 +335,7 @@ class Claiming:
                 ScriptCall(script("finish_and_claim_fast"), keys, heading + packed, results)
             ]
             if reply[0] in FAST_PAUSES:
+                forget_if_many(self._fast_pauses)
                 self._fast_pauses[queue] = FAST_PAUSES[reply[0]]
                 reply = None
         if reply is None:

@@ -31,6 +31,8 @@ MESSAGES = 100
 """Messages of an outbox that are read at a time."""
 PAGE = 1_000
 """Ids or records of one reading call."""
+REMEMBERED = 10_000
+"""Queues about which a process remembers something that it can find out again."""
 STEP = 200
 """Jobs that one script changes: it takes a few milliseconds and blocks the server."""
 logger = logging.getLogger("djqueue.redis")
@@ -220,6 +222,7 @@ class Keyspace:
         """List queues, and notify the workers that serve all queues."""
         yield self.listing(queues)
         self.cached_names.forget()
+        forget_if_many(self.known)
         self.known |= queues
 
     def listing(self, queues: set[str]) -> list[ScriptCall | RedisCommand]:
@@ -259,6 +262,7 @@ class Keyspace:
             agreed.append(queue)
         if commands:
             yield commands
+        forget_if_many(self.agreed)
         self.agreed.update(agreed)
 
     def agree_once(self, queues: Sequence[str]) -> Steps[None]:
@@ -317,6 +321,13 @@ class NameCache:
     def _drop(self) -> None:
         self.changes += 1
         self._names = None
+
+
+def forget_if_many(*remembered: set[Any] | dict[Any, Any]) -> None:
+    """Empty what a process remembers about queues if there are many: names may come and go for ever."""
+    for one in remembered:
+        if len(one) >= REMEMBERED:
+            one.clear()
 
 
 def answer(call: ScriptCall | RedisCommand) -> Steps[Any]:

@@ -10,7 +10,7 @@ from djqueue.core.states import State
 
 from . import records
 from .keys import JOB_KEYS, READ_KEYS, QueueKeys
-from .keyspace import Keyspace, chunks
+from .keyspace import Keyspace, chunks, forget_if_many
 from .limits import SharedLimits
 from .metrics import Metrics
 from .records import pack, pack_text, pairs, text
@@ -103,6 +103,7 @@ class Removing:
             looks += not gone
             if following < 0:
                 break
+            forget_if_many(self._ranks)
             self._ranks[rank_key] = following
         return removed
 
@@ -184,7 +185,10 @@ class Sweeping:
             self._alive = pack([info.id for info in (yield from self._workers.live())])
         except StorageUnavailableError as error:
             failure = error
-        for queue in (yield from self._keyspace.last_names()):
+        names = yield from self._keyspace.last_names()
+        if len(self._cursors) > len(names):
+            self._cursors = {queue: self._cursors[queue] for queue in names if queue in self._cursors}
+        for queue in names:
             if failure is not None and not self._keyspace.has_several_servers:
                 break
             try:

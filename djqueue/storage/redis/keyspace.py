@@ -66,7 +66,7 @@ class Keyspace:
         self.publish = roundtrips.publish
         """The command that publishes a message."""
         self.has_several_servers = roundtrips.has_several_servers
-        """Whether one of the queues' servers may be away while others are not."""
+        """True if one of the queues' servers may be away while others are not."""
 
     def keys(self, queue: str) -> QueueKeys:
         """Return the keys of a queue."""

@@ -19,10 +19,10 @@ class Condition(NamedTuple):
     """A condition in which a server replies, but does not do what it is asked to."""
 
     text: str
-    """What the server does, after its address."""
+    """Text of the error after the address of the server."""
     remedy: str
     passes: bool = True
-    """Whether it may pass in a moment, so that the call is repeated."""
+    """True if it may pass in a moment, so that the call is repeated."""
 
 
 CONDITIONS = {

@@ -63,7 +63,7 @@ class ScriptCall(NamedTuple):
     ids: Sequence[str] = ()
     """Ids of the enqueued jobs, if replicas must confirm them: the ids may be generated."""
     is_optional: bool = False
-    """Whether the reply is a StorageUnavailableError, instead of raising it, if the server is away."""
+    """True if the reply is a StorageUnavailableError, instead of raising it, while the server is away."""
 
 
 class RedisCommand(NamedTuple):
@@ -255,19 +255,22 @@ class Roundtrips:
         asked = [at for at, window in enumerate(windows) if isinstance(window, RetryWindow)]
         answers: list[Any] = list(windows)
         try:
-            for at, reply in zip(asked, self._exchange.ask_many([requests[at] for at in asked]), strict=True):
-                answers[at] = reply
+            replies = self._exchange.ask_many([requests[at] for at in asked])
+        except BaseException as error:
+            _give_up(windows, error)
+            raise
+        for at, reply in zip(asked, replies, strict=True):
+            answers[at], window = reply, windows[at]
+            if isinstance(window, RetryWindow) and not isinstance(reply, redis.RedisError):
+                window.succeeded()
+        try:
             for at, (call, words, window) in enumerate(zip(calls, requests, windows, strict=True)):
                 if not isinstance(window, RetryWindow):
                     answers[at] = _instead(call, window)
                 elif isinstance(answers[at], redis.RedisError):
                     answers[at] = self._repeated(call, words, window, answers[at])
-                else:
-                    window.succeeded()
-        except BaseException as error:
-            for window in windows:
-                if isinstance(window, RetryWindow):
-                    window.gave_up(error)
+        except BaseException:
+            _give_up(windows, redis.RedisError())  # what failed is no fault of the other servers
             raise
         for sequence in sequences:
             self._free(sequence)
@@ -585,6 +588,12 @@ def _instead(call: ScriptCall | RedisCommand, error: StorageUnavailableError) ->
     if isinstance(call, ScriptCall) and call.is_optional:
         return error
     raise error
+
+
+def _give_up(windows: Iterable[RetryWindow | StorageUnavailableError], error: BaseException) -> None:
+    for window in windows:
+        if isinstance(window, RetryWindow):
+            window.gave_up(error)
 
 
 def _named(ids: Sequence[str]) -> str:

@@ -295,7 +295,7 @@ class AllQueues:
         self._wake = wake
         self._lock = threading.Lock()
         self._ends: dict[str, Unsubscribe] = {}
-        """How to end the subscription to each queue; changed only by the thread that follows."""
+        """Functions that end the subscriptions, by queue; only the thread that follows adds to them."""
         self._ended = threading.Event()
         self._is_due = False
         self._is_running = False

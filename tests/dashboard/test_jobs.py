@@ -371,7 +371,7 @@ def test_pages_link_to_older_and_newer_jobs_of_all_queues(client, database):
 
 @pytest.mark.dialect
 def test_search_covers_a_window_of_newest_jobs_and_the_page_says_so(client, database, monkeypatch):
-    monkeypatch.setattr(jobsearch, "WINDOW", 3)
+    monkeypatch.setattr(jobsearch, "MAX_SEARCHED", 3)
     for number in range(5):
         make_job(job_id=f"job-{number}", priority=number)
     assert listed(client, state="waiting", priority="1") == []
@@ -384,7 +384,7 @@ def test_search_covers_a_window_of_newest_jobs_and_the_page_says_so(client, data
 
 @pytest.mark.dialect
 def test_jobs_before_a_time_are_found_despite_many_newer_ones(client, database, monkeypatch):
-    monkeypatch.setattr(jobsearch, "WINDOW", 30)
+    monkeypatch.setattr(jobsearch, "MAX_SEARCHED", 30)
     for number in range(100):
         make_job(job_id=f"job-{number}", created_at=NOW + timedelta(hours=number))
     # One that was enqueued anew keeps its old place.

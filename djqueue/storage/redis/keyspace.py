@@ -1,6 +1,5 @@
 """The queues of one deployment: their keys, policies and names, and steps that operations share."""
 
-import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ import msgpack
 
 from djqueue.core.deadlines import within
 from djqueue.core.errors import RestoreInProgressError, StorageUnavailableError
+from djqueue.core.logs import Log
 from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.core.threads import after_fork
@@ -22,7 +22,7 @@ from .records import STATE_CODES, STATES, pack_delay, pack_groups, pack_text, te
 from .roundtrips import RedisCommand, Roundtrips, ScriptCall, Steps
 from .scripts import script
 
-FRESH = 5.0
+NAMES_TTL = 5.0
 """Seconds after which the names are listed again, in case that a message was lost."""
 LEFT_TO_SWEEPS = 5.0
 """Seconds for which only sweeps deliver a queue's messages after that failed: others would wait for the
@@ -35,7 +35,7 @@ REMEMBERED = 10_000
 """Queues about which a process remembers something that it can find out again."""
 STEP = 200
 """Jobs that one script changes: it takes a few milliseconds and blocks the server."""
-logger = logging.getLogger("djqueue.redis")
+logger = Log("djqueue.redis")
 
 
 class Keyspace:
@@ -316,7 +316,7 @@ class NameCache:
         """
         with self._lock:
             if changes == self.changes:
-                self._names, self._until = names, time.monotonic() + FRESH
+                self._names, self._until = names, time.monotonic() + NAMES_TTL
 
     def _drop(self) -> None:
         self.changes += 1

@@ -66,7 +66,7 @@ CODES: dict[type[Exception], str] = {
     errors.SlotNotCoveredError: "CLUSTERDOWN",
 }
 """The codes that redis-py removes from its errors."""
-ABSENT = (errors.ConnectionError, errors.TimeoutError)
+UNAVAILABLE_ERRORS = (errors.ConnectionError, errors.TimeoutError)
 """Errors of an unavailable server, after which other calls fail at once."""
 FIRST_WAIT, LAST_WAIT = 0.02, 0.5
 """Seconds between attempts: the first wait, which doubles, and the longest."""
@@ -116,7 +116,7 @@ class RetryWindow:
         wait = self._pause.failed()
         if time.monotonic() + wait > self._until:
             outage = no_answer(error, self._connections)
-            if isinstance(error, ABSENT):
+            if isinstance(error, UNAVAILABLE_ERRORS):
                 self._failed(str(outage), self._name)
             else:
                 self.succeeded()

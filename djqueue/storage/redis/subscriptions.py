@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from djqueue.core.errors import StorageError
 from djqueue.core.job import Batch
+from djqueue.core.logs import Log
 from djqueue.core.messages import ThrottledLog, in_one_line
 from djqueue.core.threads import after_fork
 from djqueue.storage.facets import EventHandler, Events, Unsubscribe
@@ -36,7 +37,7 @@ ALL = b"*"
 FOLLOW_AGAIN = 2.0
 """Seconds until channels of queues that could not be subscribed to are tried again."""
 
-logger = logging.getLogger("djqueue.redis")
+logger = Log("djqueue.redis")
 malformed = ThrottledLog(logger, 60.0)
 
 

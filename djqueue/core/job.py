@@ -311,7 +311,7 @@ class Finished(NamedTuple):
 
     accepted: Sequence[bool | None]
     """Whether each outcome was accepted: one with a stale token is not. None only from `afinish`: another
-    transaction has locked the job, and the outcome must be reported again."""
+    transaction has locked the job, or the server of its queue is away; the outcome must be reported again."""
     claims: Claims
 
 

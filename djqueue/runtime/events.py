@@ -38,6 +38,8 @@ CHECK_STORAGE = "`manage.py djqueue doctor` on this machine says more."
 """Remedy for errors that name none."""
 RETRIED_WITHIN = 5_000
 """Milliseconds for which a failed operation keeps an outage open, because it may never be retried."""
+REPEATED = 60_000
+"""Milliseconds between two records about a failure that lasts, or that comes and goes."""
 
 logger = Log("djqueue.worker")
 
@@ -345,9 +347,10 @@ class OutageLog:
     """Logs the failures of a worker's storage. All methods may be called from any thread.
 
     An unavailable storage, such as a scheduler during its restart, is an outage: one record is logged when it
-    is over, and one before that if it lasts. It is over when every operation that failed works again, or has
-    not been retried for a while: a slow or partly unavailable storage still answers some calls. Any other
-    error is a fault, and is logged with its traceback.
+    is over, and one before that, and again each minute, if it lasts. It is over when every operation that
+    failed works again, or has not been retried for a while: a slow or partly unavailable storage still
+    answers some calls. Any other error is a fault, and is logged with its traceback, each operation's at most
+    once a minute.
     """
 
     def __init__(self, worker_id: str, monotonic: Callable[[], int]) -> None:
@@ -355,25 +358,32 @@ class OutageLog:
         self._part = f"storage of {worker_id}"
         self._monotonic = monotonic
         self._lock = Lock()
-        self._faulty: set[str] = set()
-        """Operations whose last call raised a fault."""
+        self._faulty: dict[str, bool] = {}
+        """Operations whose last call raised a fault, with whether that was logged."""
+        self._fault_logged_at: dict[str, int] = {}
         self._unavailable: dict[str, int] = {}
         """Operations whose last call found the storage unavailable, with the time of that call."""
         self._since = 0
         self._answered_at: int | None = None
         """Time of the first success after the last failure."""
-        self._is_logged = False
+        self._logged_at: int | None = None
+        """Time of the last record about the current outage."""
+        self._short_logged_at: int | None = None
+        """Time of the last record about the end of an outage that did not last."""
 
     def failed(self, operation: str, error: BaseException) -> None:
         """Note that an operation of the storage failed."""
         if isinstance(error, StorageUnavailableError):
             self._note_unavailable(operation, error)
             return
+        now = self._monotonic()
         with self._lock:
-            is_new = operation not in self._faulty
-            self._faulty.add(operation)
+            logs = _is_due(self._fault_logged_at.get(operation), now)
+            self._faulty[operation] = logs or self._faulty.get(operation, False)
+            if logs:
+                self._fault_logged_at[operation] = now
         self._note_problem(f"the storage fails ({operation}): {in_one_line(error)}", "")
-        if is_new:
+        if logs:
             logger.error(
                 "Worker %s: the storage failed (%s); retrying until the operation succeeds: %s",
                 self._worker_id,
@@ -387,8 +397,7 @@ class OutageLog:
         if not self._faulty and not self._unavailable:
             return
         with self._lock:
-            was_faulty = operation in self._faulty
-            self._faulty.discard(operation)
+            was_faulty = self._faulty.pop(operation, False)
             ends = operation in self._unavailable or (operation == MAIN_OPERATION and bool(self._unavailable))
             is_over = ends and self._is_over_with(operation)
             has_worked = not self._faulty and not self._unavailable
@@ -396,14 +405,24 @@ class OutageLog:
             problems.note(self._part, ())
         if was_faulty:
             logger.warning("Worker %s: the storage works again (%s)", self._worker_id, operation)
-        if is_over:
+        if is_over and self._logs_end():
             logger.log(
-                logging.WARNING if self._is_logged else logging.INFO,
+                logging.INFO if self._logged_at is None else logging.WARNING,
                 "Worker %s: the storage is available again after %.1f s; reporting the jobs that finished "
                 "meanwhile",
                 self._worker_id,
                 ((self._answered_at or self._since) - self._since) / 1_000,
             )
+
+    def _logs_end(self) -> bool:
+        """Return whether to log the end of an outage: one that did not last may come and go all the time."""
+        if self._logged_at is not None:
+            return True
+        now = self._monotonic()
+        is_due = _is_due(self._short_logged_at, now)
+        if is_due:
+            self._short_logged_at = now
+        return is_due
 
     def _is_over_with(self, operation: str) -> bool:
         """Note that an operation works again; return whether that ends the outage."""
@@ -420,12 +439,13 @@ class OutageLog:
         now = self._monotonic()
         with self._lock:
             if not self._unavailable:
-                self._since, self._is_logged = now, False
+                self._since, self._logged_at = now, None
             self._unavailable[operation] = now
             self._answered_at = None
             has_lasted = now - self._since >= OUTAGE_LOG_DELAY
-            lasts = has_lasted and not self._is_logged
-            self._is_logged = self._is_logged or lasts
+            lasts = has_lasted and _is_due(self._logged_at, now)
+            if lasts:
+                self._logged_at = now
         if has_lasted:
             self._note_problem(
                 f"the storage has been unavailable for {(now - self._since) / 1_000:.0f} s ({operation}): "
@@ -445,6 +465,11 @@ class OutageLog:
     def _note_problem(self, text: str, remedy: str) -> None:
         text = text.removesuffix(remedy).rstrip()
         problems.note(self._part, [Finding("worker.storage", "error", text, remedy or CHECK_STORAGE)])
+
+
+def _is_due(logged_at: int | None, now: int) -> bool:
+    """Return whether a record may follow the one at `logged_at`."""
+    return logged_at is None or now - logged_at >= REPEATED
 
 
 def _outcome(run: Run) -> Outcome:

@@ -3,6 +3,7 @@
 `djqueue.operations.relay` sends them to the server. Django is not imported before the table is used.
 """
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,7 +16,7 @@ from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.logs import Log
-from djqueue.core.messages import in_one_line
+from djqueue.core.messages import ThrottledLog, in_one_line
 from djqueue.core.options import JobOptions
 
 from .capabilities import TransactionalEnqueue
@@ -27,6 +28,8 @@ REPLY_TIMEOUT = 1.0
 """Seconds after which the table is written if the server does not reply, unless TIMEOUT is shorter."""
 RETRY_AFTER = 1_000
 """Milliseconds until the server is tried again after that."""
+LOGGED = 60.0
+"""Seconds between two log lines of a process about a server that is away, or comes and goes."""
 ROWS = 1_000
 """Rows of one statement."""
 
@@ -74,6 +77,7 @@ class OutboxTable(TransactionalEnqueue):
         self._ids = IdSource()
         self._away_until = 0
         """When the server is tried again; 0: it is available."""
+        self._log = ThrottledLog(logger, LOGGED)
 
     def enqueue(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         """Add jobs. A job in the table counts as `queued`, whatever job has its id."""
@@ -126,7 +130,7 @@ class OutboxTable(TransactionalEnqueue):
             answers = self._hasty([batch])
         except StorageUnavailableError as error:
             return self._write_instead(batch, error)
-        self._away_until = 0
+        self._note_answer()
         return answers
 
     async def _aenqueue(self, batch: Batch) -> list[EnqueueResult]:
@@ -141,8 +145,15 @@ class OutboxTable(TransactionalEnqueue):
             answers = await self._ahasty([batch])
         except StorageUnavailableError as error:
             return await sync_to_async(self._write_instead)(batch, error)
-        self._away_until = 0
+        self._note_answer()
         return answers
+
+    def _note_answer(self) -> None:
+        if self._away_until:
+            self._away_until = 0
+            self._log.log(
+                logging.INFO, "back", "%s is available again; jobs no longer go to the outbox.", self._server
+            )
 
     def _with_ids(self, batch: Batch) -> Batch:
         """Return the batch with ids, so that a job added without a reply is not added twice."""
@@ -170,12 +181,13 @@ class OutboxTable(TransactionalEnqueue):
         answers = self._write(batch, error)
         if not self._is_away():
             return answers
-        if not self._away_until:
-            logger.warning(
-                "Writing jobs to the outbox, a table, until %s is available again: %s",
-                self._server,
-                str(error),  # A handler of logs that keeps records must not keep the storage.
-            )
+        self._log.log(
+            logging.WARNING,
+            "away",
+            "Writing jobs to the outbox, a table, until %s is available again: %s",
+            self._server,
+            str(error),  # A handler of logs that keeps records must not keep the storage.
+        )
         self._away_until = SYSTEM_CLOCK.monotonic() + RETRY_AFTER
         return answers
 

@@ -116,6 +116,34 @@ def test_successful_work_ends_an_outage_of_operations_without_retry(caplog):
     assert "available again after 1.0 s" in messages(caplog, logging.INFO)[-1]
 
 
+def test_lasting_outage_is_logged_once_a_minute(caplog):
+    now = 0
+    outages = OutageLog("w", lambda: now)
+
+    for second in range(200):
+        now = 1_000 * second
+        outages.failed("claim and finish", StorageUnavailableError("away"))
+
+    assert [line.split()[8] for line in messages(caplog)] == ["5.0", "65.0", "125.0", "185.0"]
+
+
+def test_outages_and_faults_that_come_and_go_are_logged_once_a_minute(caplog):
+    caplog.set_level(logging.INFO)
+    now = 0
+    outages = OutageLog("w", lambda: now)
+
+    for tenth in range(1_200):
+        now = 100 * tenth
+        for error in (StorageUnavailableError("away"), ZeroDivisionError("a fault")):
+            outages.failed("claim and finish", error)
+            outages.worked("claim and finish")
+
+    lines = messages(caplog, logging.INFO)
+    assert len([line for line in lines if "available again" in line]) == 2
+    assert len([line for line in lines if "the storage failed" in line]) == 2
+    assert len([line for line in lines if "works again" in line]) == 2
+
+
 async def test_unexpected_storage_error_is_logged_once_with_its_traceback(
     storage, queue, caplog, monkeypatch
 ):

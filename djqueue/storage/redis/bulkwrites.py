@@ -274,7 +274,7 @@ class RedisStaging(Staging):
                 replies[position] = reply
         sending = {manifest.queue for (manifest, *_), (sent, *_) in zip(chunks, replies, strict=True) if sent}
         for queue in sorted(sending):
-            yield from self._keyspace.deliver(queue)
+            yield from self._keyspace.deliver_soon(queue)
         for (manifest, part, number), (_, reply) in zip(chunks, replies, strict=True):
             if reply == b"missing":
                 raise missing_error(manifest, part, number)

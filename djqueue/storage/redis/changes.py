@@ -225,6 +225,7 @@ class ChangeStream:
 
     def leave(self, queue: str) -> None:
         """Stop following the stream of a queue that no longer exists."""
+        self._entries.pop(queue, None)
         self._keyspace.ask(RedisCommand((b"UNLINK", self._keyspace.keys(queue).key("log"))))
 
     def _follow(self, queue: str, *position: bytes | int) -> Steps[Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import (
     Claimed,
     ClaimRequest,
@@ -27,7 +28,7 @@ from djqueue.core.policies import QueuePolicy
 
 from . import records
 from .keys import QueueKeys
-from .keyspace import Keyspace
+from .keyspace import Keyspace, forget_if_many
 from .limits import NOTHING_GRANTED, SERVED, Grant, SharedLimits, permit
 from .records import pack, pack_text, text
 from .roundtrips import RedisCommand, ScriptCall, Steps
@@ -117,8 +118,17 @@ class Claiming:
         self._fast_pauses: dict[str, int] = {}
         """Calls left until the fast script is tried again, by queue."""
 
-    def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Steps[Finished]:
-        """Record the outcomes of attempts, and claim jobs."""
+    def finish(
+        self, outcomes: Sequence[Outcome], then: ClaimRequest | None, *, may_postpone: bool = False
+    ) -> Steps[Finished]:
+        """Record the outcomes of attempts, and claim jobs.
+
+        A server that is away delays only its queues. Raises its error if nothing else was done.
+
+        Args:
+            may_postpone: Whether outcomes there may be neither accepted nor rejected (None); otherwise they
+                raise the error.
+        """
         check_outcomes(outcomes)
         positions: dict[str, list[int]] = {}
         for position, outcome in enumerate(outcomes):
@@ -126,8 +136,10 @@ class Claiming:
         look = yield from self._look(then, list(positions))
         waits = look.waits
         yield from self._keyspace.agree_once(look.found)
-        accepted = [False] * len(outcomes)
+        accepted: list[bool | None] = [None] * len(outcomes)
         jobs: list[Any] = []
+        failure: StorageUnavailableError | None = None
+        is_done = False
         # First the outcomes of other queues: they may unblock jobs in the queues served. Between two looks, a
         # call that reports outcomes also claims, which saves a call but favors the queue of the last jobs.
         others = [queue for queue in positions if queue not in look.found[:1]]
@@ -137,17 +149,30 @@ class Claiming:
         for queue, claims_too in order:
             in_queue = positions.pop(queue, ())
             request = then if claims_too else None
-            for first in range(0, max(1, len(in_queue)), BULK):
-                chunk = in_queue[first : first + BULK]
-                ended = [outcomes[position] for position in chunk]
-                claims = request if first + BULK >= len(in_queue) else None
-                flags = yield from self._finish_in(queue, ended, claims, jobs, waits)
-                for position, flag in zip(chunk, flags, strict=True):
-                    accepted[position] = flag == ord("1")
+            try:
+                for first in range(0, max(1, len(in_queue)), BULK):
+                    chunk = in_queue[first : first + BULK]
+                    ended = [outcomes[position] for position in chunk]
+                    claims = request if first + BULK >= len(in_queue) else None
+                    flags = yield from self._finish_in(queue, ended, claims, jobs, waits)
+                    is_done = True
+                    for position, flag in zip(chunk, flags, strict=True):
+                        accepted[position] = flag == ord("1")
+            except StorageUnavailableError as error:
+                failure = failure or error
+                self.looks.forget()
+                if not self._keyspace.has_several_servers:
+                    break
+        if failure is not None and not jobs and not (is_done and (may_postpone or None not in accepted)):
+            raise failure
         if then is None:
             return Finished(accepted, NO_CLAIMS)
-        if not look.is_fresh and len(jobs) < then.slots and not ends_with_stalled(jobs):
-            waits += yield from self._claim_elsewhere(then, look.found, jobs)
+        if not look.is_fresh and failure is None and len(jobs) < then.slots and not ends_with_stalled(jobs):
+            try:
+                waits += yield from self._claim_elsewhere(then, look.found, jobs)
+            except StorageUnavailableError:
+                if not is_done and not jobs:
+                    raise
         self.looks.learn(look, is_short=len(jobs) < then.slots and not ends_with_stalled(jobs))
         return Finished(accepted, Claims(jobs, min(waits, default=None)))
 
@@ -167,7 +192,12 @@ class Claiming:
                 return flags
             is_shared = self._keyspace.policy(queue).limiter is not None
             call = self._call_with_permits if is_shared else self._call
-            result = yield from call(queue, outcomes, request, slots, others=bool(jobs))
+            try:
+                result = yield from call(queue, outcomes, request, slots, others=bool(jobs))
+            except StorageUnavailableError:
+                if not flags:
+                    raise
+                return flags  # an earlier call has reported the outcomes
             flags = flags or result.flags
             jobs += result.jobs
             if result.wait is not None:
@@ -266,6 +296,7 @@ class Claiming:
 
     def _note(self, queue: str, short: int, *, is_drained: bool) -> None:
         """Remember what a claim found in a queue with a limiter, for the next one."""
+        forget_if_many(self._short, self._drained)
         if short:
             self._short[queue] = short
         else:
@@ -303,6 +334,7 @@ class Claiming:
                 ScriptCall(script("finish_and_claim_fast"), keys, heading + packed, results)
             ]
             if reply[0] in FAST_PAUSES:
+                forget_if_many(self._fast_pauses)
                 self._fast_pauses[queue] = FAST_PAUSES[reply[0]]
                 reply = None
         if reply is None:
@@ -327,7 +359,7 @@ class Claiming:
         if reply.overflow:
             yield from self._removing.bury_oldest(keys, reply.overflow)
         if left:
-            yield from self._keyspace.deliver(queue)
+            yield from self._keyspace.deliver_soon(queue)
         jobs = records.claimed(queue, claims, int(reply.last_token), policy.lease, int(reply.now))
         return QueueResult(reply.flags, jobs, None if reply.wait < 0 else reply.wait, reply.short)
 
@@ -471,12 +503,23 @@ class QueueLooks:
         return QueueLook(self._rotated(last.found), waits, is_fresh=False)
 
     def look_at(self, queues: Sequence[str]) -> Steps[QueueLook]:
-        """Look at queues. Most of them are empty most of the time."""
+        """Look at queues. Most of them are empty most of the time.
+
+        Queues whose server is away are left out; raises its error if no other server answers.
+        """
         order = self._rotated(queues)
         self._woken.clear()
-        looks = yield [ScriptCall(script("peek"), self._keys(queue), (), sequence=False) for queue in order]
-        found = [queue for queue, look in zip(order, looks, strict=True) if look[0]]
-        return QueueLook(found, [look[1] for look in looks if not look[0] and look[1] >= 0])
+        peek = script("peek")
+        calls = [ScriptCall(peek, self._keys(queue), (), sequence=False, is_optional=True) for queue in order]
+        replies = yield [*calls]
+        looks: list[tuple[str, Any]] = []
+        for queue, reply in zip(order, replies, strict=True):
+            if not isinstance(reply, StorageUnavailableError):
+                looks.append((queue, reply))
+        if not looks:
+            raise replies[0]
+        found = [queue for queue, look in looks if look[0]]
+        return QueueLook(found, [look[1] for _, look in looks if not look[0] and look[1] >= 0])
 
     def keep(self, queues: Sequence[str], look: QueueLook) -> None:
         """Use a look again for the next claims."""

@@ -39,9 +39,15 @@ from djqueue.core.messages import in_one_line
 
 from .failover import FailoverWatch
 
-REFUSALS = ("WRONGPASS", "NOAUTH", "NOPERM", "AuthenticationError")
-"""Errors for a wrong password, no password, and missing permissions, as those of clusters and sentinels quote
-them."""
+REFUSALS = ("WRONGPASS", "NOAUTH", "AuthenticationError")
+"""Errors for a wrong password and no password, as those of clusters and sentinels quote them."""
+RIGHTS = (
+    "NOPERM",
+    "has no permissions to",
+    "ACL failure in script",
+    "The user executing the script can't",
+)
+"""Errors for missing permissions. Scripts report them in other words than commands."""
 Client: TypeAlias = "redis.Redis | ClusterClient"
 AsyncClient: TypeAlias = "aredis.Redis | AsyncClusterClient"
 Connection: TypeAlias = AbstractConnection
@@ -279,18 +285,30 @@ def spelled(address: Address) -> str:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return whether the server rejects the user or the password."""
+    """Return whether the server rejects the user, the password, or the user's permissions."""
     # To the client these are connection errors, which it would retry.
-    kinds = (errors.AuthenticationError, errors.AuthorizationError, errors.NoPermissionError)
-    return isinstance(error, kinds) or any(word in str(error) for word in REFUSALS)
+    kinds = (errors.AuthenticationError, errors.AuthorizationError)
+    return _lacks_rights(error) or isinstance(error, kinds) or any(word in str(error) for word in REFUSALS)
 
 
 def refused(where: str, error: BaseException) -> StorageUnavailableError:
-    """Return the error for a server that rejects the user or the password."""
-    return StorageUnavailableError(
-        f"{where} refuses access: {in_one_line(error).rstrip('.')}. Check the user name and the password in "
-        "the URL, in DJQUEUE['STORAGE'] or in the cache that it names, and the user's permissions (ACL)."
+    """Return the error for a server that rejects the user, the password, or the user's permissions."""
+    reason = in_one_line(error).rstrip(".")
+    return StorageUnavailableError(f"{where} refuses access: {reason}. {remedy_of_refusal(error)}")
+
+
+def remedy_of_refusal(error: BaseException) -> str:
+    """Return what to check after a refusal."""
+    text = (
+        "Check the user name and the password in the URL, in DJQUEUE['STORAGE'] or in the cache that it names"
     )
+    if _lacks_rights(error):
+        return f"{text}, and give this user the permissions (ACL) in the docs, under Redis: An access list."
+    return f"{text}."
+
+
+def _lacks_rights(error: BaseException) -> bool:
+    return isinstance(error, errors.NoPermissionError) or any(words in str(error) for words in RIGHTS)
 
 
 class _InTime:
@@ -483,9 +501,20 @@ class ClusterClient(RedisCluster):
 class AsyncClusterClient(AsyncRedisCluster):
     """The same for asyncio. Commands for a slot that is moving reach the node that ASK names."""
 
+    _last_failed: Mapping[str, Any] = {}
+    """The argument of `initialize` that names the node which failed last, to be asked last."""
+
     async def execute_command(self, *args: Any, **kwargs: Any) -> Any:
         try:
+            if self._initialize:
+                # Without the slots, redis-py sends the command to any node, perhaps the one that is away.
+                await self.initialize(**self._last_failed)
             return await super().execute_command(_text(args[0]), *args[1:], **kwargs)
+        except (errors.ConnectionError, errors.TimeoutError) as error:
+            self._last_failed = {
+                name: value for name, value in vars(error).items() if name == "last_failed_node_name"
+            }
+            raise
         except (RedisClusterException, ClusterError) as error:
             raise (_temporary_error(error) or error) from error.__cause__
 

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, NamedTuple
 
+from redis.exceptions import SlotNotCoveredError
+
 from djqueue.core.threads import after_fork
 
 from . import requirements  # noqa: F401 - before redis-py is imported
@@ -109,6 +111,23 @@ class Connections:
                     del self._of_loops[ended]
                 self._of_loops[loop] = of_loop
         return of_loop.client
+
+    def node_of(self, key: str | bytes) -> str:
+        """Return the name of the node of a cluster that has a key, '' if that is not known yet.
+
+        Called on an event loop, it uses what the loop's client knows.
+        """
+        try:
+            of_loop = self._of_loops.get(asyncio.get_running_loop())
+        except RuntimeError:
+            client: Any = self._client
+        else:
+            client = self._client if of_loop is None else of_loop.client
+        try:
+            node = None if client is None else client.get_node_from_key(key)
+        except SlotNotCoveredError:
+            return ""
+        return "" if node is None else str(node.name)
 
     def dedicated(self, address: Address | None = None) -> Connection:
         """Return a new, unopened connection outside the pools: to the server, the master, or a cluster node.

@@ -18,7 +18,7 @@ from . import records
 from .claiming import BULK
 from .keyspace import Keyspace
 from .records import pack_text, text
-from .roundtrips import ScriptCall, Steps
+from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
 EnqueueCall = tuple[Sequence[str], ScriptCall]
@@ -107,11 +107,14 @@ class Enqueueing:
             elif replies == b"full":
                 refused = refused or full_error(queue, self._keyspace.policy(queue).max_size, len(ids))
             else:
-                results += [_enqueued(queue, reply) for reply in replies]
+                for reply in replies:
+                    if len(reply) > 3 and reply[3] == 1:  # the reply to a repetition, without the result
+                        [reply[3]] = yield [RedisCommand((b"GET", call.queue.result(text(reply[1]))))]
+                    results.append(_enqueued(queue, reply))
         for queue in {
             call.queue.queue for (_, call), answer in zip(parts, answers, strict=True) if answer[0]
         }:
-            yield from self._keyspace.deliver(queue)
+            yield from self._keyspace.deliver_soon(queue)
         if refused is not None:
             raise refused
         return results

@@ -29,10 +29,11 @@ from djqueue.core.overview import (
 )
 from djqueue.core.policies import QueuePolicy
 
-from .client import IDLE, Connection, is_refusal, spelled
+from .client import IDLE, Connection, spelled
 from .connections import Connections
 from .keys import QueueKeys
 from .options import RedisOptions
+from .retries import remedy
 from .roundtrips import ScriptCall, Steps
 from .scripts import script
 
@@ -129,9 +130,7 @@ def unreachable(error: Exception) -> Finding:
     return system_finding(
         "djqueue.W007",
         f"its state could not be read: {reason}",
-        "Check the user name, the password and the user's permissions (ACL)."
-        if is_refusal(error) or "refuses access" in reason
-        else "Is it running?",
+        remedy(error),
     )
 
 
@@ -285,6 +284,8 @@ def _from_info(info: Mapping[str, str]) -> dict[str, str]:
         settings["maxmemory-policy"] = info["maxmemory_policy"]
     if "aof_enabled" in info:
         settings["appendonly"] = "yes" if info["aof_enabled"] == "1" else "no"
+    if info.get("role") == "master" and "min_slaves_good_slaves" not in info:
+        settings["min-replicas-to-write"] = "0"  # otherwise INFO says how many there are
     return settings
 
 
@@ -356,7 +357,7 @@ def _unseen(command: str, what: str) -> Finding:
     return system_finding(
         "djqueue.I001",
         f"the user may not run {command}, so {what} could not be checked.",
-        "See the recommended settings in the docs, under Redis.",
+        "Compare the server's settings with the recommended ones in the docs, under Redis.",
     )
 
 

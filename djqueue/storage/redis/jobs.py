@@ -160,7 +160,7 @@ class RedisJobs(Jobs):
         for position, reply in zip(moving, replies, strict=True):
             words[position] = text(reply)
         states = yield from self._keyspace.states(to, moving_ids)
-        yield from self._keyspace.deliver(to)
+        yield from self._keyspace.deliver_soon(to)
         states_back = yield from self._keyspace.states(queue, moving_ids)
         for position, reply, state, returned in zip(moving, replies, states, states_back, strict=True):
             if reply == b"moved" and returned is not None:

@@ -8,7 +8,8 @@ from typing import Any
 import msgpack
 
 from djqueue.core.deadlines import within
-from djqueue.core.errors import RestoreInProgressError
+from djqueue.core.errors import RestoreInProgressError, StorageUnavailableError
+from djqueue.core.logs import Log
 from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.core.threads import after_fork
@@ -23,12 +24,18 @@ from .scripts import script
 
 NAMES_TTL = 5.0
 """Seconds after which the names are listed again, in case that a message was lost."""
+LEFT_TO_SWEEPS = 5.0
+"""Seconds for which only sweeps deliver a queue's messages after that failed: others would wait for the
+server of another queue again and again."""
 MESSAGES = 100
 """Messages of an outbox that are read at a time."""
 PAGE = 1_000
 """Ids or records of one reading call."""
+REMEMBERED = 10_000
+"""Queues about which a process remembers something that it can find out again."""
 STEP = 200
 """Jobs that one script changes: it takes a few milliseconds and blocks the server."""
+logger = Log("djqueue.redis")
 
 
 class Keyspace:
@@ -53,9 +60,13 @@ class Keyspace:
         self.agreed: set[str] = set()
         """Queues whose recorded key mode matches the configured one."""
         self.cached_names = NameCache()
+        self._undelivered: dict[str, float] = {}
+        """Monotonic seconds until which the messages of a queue are left to sweeps, after a failure."""
         self._roundtrips = roundtrips
         self.publish = roundtrips.publish
         """The command that publishes a message."""
+        self.has_several_servers = roundtrips.has_several_servers
+        """True if one of the queues' servers may be away while others are not."""
 
     def keys(self, queue: str) -> QueueKeys:
         """Return the keys of a queue."""
@@ -93,16 +104,29 @@ class Keyspace:
 
     def names(self) -> Steps[list[str]]:
         [names] = yield [RedisCommand((b"SMEMBERS", self.common.key("queues")))]
-        return sorted(map(text, names))
+        self.cached_names.last = sorted(map(text, names))
+        return self.cached_names.last
 
     def recent_names(self) -> Steps[list[str]]:
         """Return the names of all queues, which a claim may take from the cache."""
         names = self.cached_names.get()
         if names is None:
             changes = self.cached_names.changes
-            names = yield from self.names()
+            names = yield from self.last_names()
             self.cached_names.put(names, changes)
         return names
+
+    def last_names(self) -> Steps[list[str]]:
+        """Return the names of all queues; if only their server is away, the last known names."""
+        last = self.cached_names.last if self.has_several_servers else []
+        if last and self._roundtrips.is_away(self.common.prefix):
+            return last  # heartbeats ask that server again and again
+        try:
+            return (yield from self.names())
+        except StorageUnavailableError:
+            if not last:
+                raise
+            return last
 
     def states(self, queue: str, ids: Sequence[str]) -> Steps[list[State | None]]:
         states: list[State | None] = []
@@ -133,8 +157,24 @@ class Keyspace:
             [[left, answers]] = yield [call]
             replies += answers
             if left:
-                yield from self.deliver(queue)
+                yield from self.deliver_soon(queue)
         return replies
+
+    def deliver_soon(self, queue: str) -> Steps[None]:
+        """Deliver the messages of a queue, after the call that wrote them.
+
+        That call has succeeded. If the server of another queue is away, or the caller's time is over, the
+        next sweep delivers what is left.
+        """
+        if time.monotonic() < self._undelivered.get(queue, 0.0):
+            return
+        try:
+            yield from self.deliver(queue)
+        except StorageUnavailableError as error:
+            self._undelivered[queue] = time.monotonic() + LEFT_TO_SWEEPS
+            logger.debug("Messages of queue %r are left to the next sweep: %s", queue, error)
+        else:
+            self._undelivered.pop(queue, None)
 
     def deliver(self, queue: str) -> Steps[None]:
         """Deliver the messages of a queue to others, and those of queues that reply.
@@ -182,6 +222,7 @@ class Keyspace:
         """List queues, and notify the workers that serve all queues."""
         yield self.listing(queues)
         self.cached_names.forget()
+        forget_if_many(self.known)
         self.known |= queues
 
     def listing(self, queues: set[str]) -> list[ScriptCall | RedisCommand]:
@@ -221,6 +262,7 @@ class Keyspace:
             agreed.append(queue)
         if commands:
             yield commands
+        forget_if_many(self.agreed)
         self.agreed.update(agreed)
 
     def agree_once(self, queues: Sequence[str]) -> Steps[None]:
@@ -238,6 +280,8 @@ class NameCache:
     def _begin(self) -> None:
         self._lock = threading.Lock()
         self._names: list[str] | None = None
+        self.last: list[str] = []
+        """The names that were listed last."""
         self._until = 0.0
         self._followers = 0
         self.changes = 0
@@ -277,6 +321,13 @@ class NameCache:
     def _drop(self) -> None:
         self.changes += 1
         self._names = None
+
+
+def forget_if_many(*remembered: set[Any] | dict[Any, Any]) -> None:
+    """Empty what a process remembers about queues if there are many: names may come and go for ever."""
+    for one in remembered:
+        if len(one) >= REMEMBERED:
+            one.clear()
 
 
 def answer(call: ScriptCall | RedisCommand) -> Steps[Any]:

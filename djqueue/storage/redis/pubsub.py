@@ -28,12 +28,11 @@ from redis.exceptions import (
 from djqueue.core.deadlines import GrowingPause, remaining
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.logs import Log
-from djqueue.core.messages import in_one_line
 from djqueue.core.threads import after_fork
 
 from .client import Address, Connection
 from .connections import Connections
-from .retries import is_refused
+from .retries import is_refused, with_remedy
 
 PING_AFTER = 10.0
 """Seconds of silence before a ping, and for its reply."""
@@ -405,12 +404,16 @@ class PubSubReader:
         retry = self._retries[address]
         if isinstance(error, StorageUnavailableError):
             error = error.__cause__ or error  # the outer error does not say where
-        self.trouble = in_one_line(error)
+        self.trouble = with_remedy(error)
         self._is_refused = self._connections.is_single and is_refused(error)
-        level = logging.DEBUG if retry.failures else logging.WARNING
-        logger.log(level, "%s: could not subscribe: %s", self._connections.describe(), self.trouble)
+        self._log(retry)
         retry.failed()
         self._next_try = min(self._next_try, retry.at)
+
+    def _log(self, retry: ReconnectPause) -> None:
+        """Log the last failure; further ones of the same connection or channel only for debugging."""
+        level = logging.DEBUG if retry.failures else logging.WARNING
+        logger.log(level, "%s: could not subscribe: %s", self._connections.describe(), self.trouble)
 
     def _may_try(self, *retries: ReconnectPause) -> bool:
         at = max(retry.at for retry in retries)
@@ -463,8 +466,6 @@ class PubSubReader:
                 channel.confirmed = False
                 if news.what == "refused":
                     self._refused(address, channel, news.detail)
-        if news.what == "refused" and not isinstance(news.detail, PASSING):
-            logger.warning("%s: could not subscribe: %s", self._connections.describe(), news.detail)
 
     def _confirmed(self, address: Address | None, channel: Channel) -> None:
         if channel.was_confirmed:
@@ -477,7 +478,9 @@ class PubSubReader:
             subscriber.settle()
 
     def _refused(self, address: Address | None, channel: Channel, error: redis.ResponseError) -> None:
-        self.trouble = str(error)
+        self.trouble = with_remedy(error)
+        if not isinstance(error, PASSING):
+            self._log(channel.retry)
         channel.retry.failed()
         if isinstance(error, MovedError):
             assert address is not None

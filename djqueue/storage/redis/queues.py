@@ -153,7 +153,7 @@ class RedisQueues(Queues):
         if removed < 0:
             raise StorageError(f"queue {queue!r} has active jobs: wait until they finish, or pass force=True")
         if left:
-            yield from self._keyspace.deliver(queue)
+            yield from self._keyspace.deliver_soon(queue)
         yield from self._limits.lose(self._keyspace.policy(queue).limiter, queue, tokens)
         yield from self._removing.delete_leftovers(keys)
         yield [RedisCommand((b"SREM", self._keyspace.common.key("queues"), pack_text(queue)))]

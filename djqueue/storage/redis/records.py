@@ -442,10 +442,15 @@ def pack_bounds(kept: Retention, dead: DeadLetterPolicy) -> list[int | bytes]:
     return [*(b"" if age is None else age for age in ages), *flags]
 
 
-def events(queue: str, message: bytes) -> Iterable[Event]:
-    """Decode the events of one message."""
-    for job_id, name, event, state, at, *count in unpack(message):
-        yield Event(queue, job_id, name, event, State(state), at, *count)
+def events(queue: str, message: bytes) -> list[Event]:
+    """Decode the events of one message. Raises ValueError or TypeError if it is malformed."""
+    found = []
+    for job_id, name, event, state, *numbers in unpack(message):
+        texts = isinstance(job_id, str) and isinstance(name, str) and isinstance(event, str)
+        if not texts or not all(type(number) is int for number in numbers):
+            raise ValueError("it is not a list of events")
+        found.append(Event(queue, job_id, name, event, State(state), *numbers))
+    return found
 
 
 def pack_limits(rate: Rate | None, concurrency: int | None) -> list[int | bytes]:

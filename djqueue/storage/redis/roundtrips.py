@@ -40,7 +40,9 @@ COUNTED = 0.9
 REPLICATION_SHARE = 0.8
 """Share of a call's time limit in which replicas must confirm it; the rest is for the reply."""
 IN_FLIGHT = 2
-"""Concurrent calls of one bulk operation."""
+"""Calls of one bulk operation that are sent before their replies are read."""
+READS_IN_FLIGHT = 16
+"""Concurrent reading calls of one operation in a cluster."""
 REPEATABLE = 45.0
 """Seconds after a request in which it may be repeated: scripts remember replies for a minute."""
 logger = Log("djqueue.redis")
@@ -60,6 +62,8 @@ class ScriptCall(NamedTuple):
     """Number of replicas that must confirm its changes."""
     ids: Sequence[str] = ()
     """Ids of the enqueued jobs, if replicas must confirm them: the ids may be generated."""
+    is_optional: bool = False
+    """True if the reply is a StorageUnavailableError, instead of raising it, while the server is away."""
 
 
 class RedisCommand(NamedTuple):
@@ -116,6 +120,7 @@ class Roundtrips:
         self._clock = clock
         self._stream = b"%d" % stream
         self._is_cluster = connections.is_cluster
+        self.has_several_servers = self._is_cluster
         self.publish = b"SPUBLISH" if self._is_cluster else b"PUBLISH"
         self._sequences: deque[RequestSequence] = deque()
         self._prefix = os.urandom(8).hex().encode()
@@ -123,7 +128,8 @@ class Roundtrips:
         self._sent: set[Any] = set()
         """Hashes of the scripts whose text has been sent."""
         self._breakers: dict[str, CircuitBreaker] = {}
-        """Circuit breakers of servers that missed a deadline, by queue in a Cluster, otherwise under ""."""
+        """Circuit breakers of servers that missed a deadline: in a Cluster by node, and by the prefix of keys
+        that no node serves; otherwise under ""."""
         after_fork(self._after_fork)
 
     def close(self) -> None:
@@ -136,6 +142,11 @@ class Roundtrips:
         """The longest current outage of a server; None if all respond."""
         outages = [breaker.outage for breaker in list(self._breakers.values())]
         return min((outage for outage in outages if outage is not None), default=None)
+
+    def is_away(self, prefix: str) -> bool:
+        """Return whether the server of keys has missed a deadline, so that only single calls ask it."""
+        breaker = self._breakers.get(self._server_of(prefix))
+        return breaker is not None and breaker.outage is not None
 
     def run(self, steps: Steps[T]) -> T:
         """Run an operation on this thread."""
@@ -206,7 +217,10 @@ class Roundtrips:
             return self._replicated(call)
         sequence = self._sequence(call)
         words = self._words(call, sequence)
-        answer = self._until_answered(call, words, self._window(call), self._exchange.ask)
+        try:
+            answer = self._until_answered(call, words, self._window(call), self._exchange.ask)
+        except StorageUnavailableError as error:
+            return _instead(call, error)
         self._free(sequence)
         return answer
 
@@ -235,26 +249,65 @@ class Roundtrips:
 
     def _together(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         """Send all calls at once, each to the server with its keys, in order; repeat those that failed."""
-        window = None if self._is_cluster else self._window(calls[0])
         sequences = [self._sequence(call) for call in calls]
         requests = [self._words(call, sequence) for call, sequence in zip(calls, sequences, strict=True)]
+        windows = self._windows(calls)
+        asked = [at for at, window in enumerate(windows) if isinstance(window, RetryWindow)]
+        answers: list[Any] = list(windows)
         try:
-            answers = self._exchange.ask_many(requests)
-            if window is not None:
-                window.judge(answers)
+            replies = self._exchange.ask_many([requests[at] for at in asked])
         except BaseException as error:
-            if window is not None:
-                window.gave_up(error)
+            _give_up(windows, error)
             raise
-        answers = [
-            self._until_answered(call, words, self._window(call), self._exchange.ask)
-            if isinstance(answer, Exception)
-            else answer
-            for call, words, answer in zip(calls, requests, answers, strict=True)
-        ]
+        for at, reply in zip(asked, replies, strict=True):
+            answers[at], window = reply, windows[at]
+            if isinstance(window, RetryWindow) and not isinstance(reply, redis.RedisError):
+                window.succeeded()
+        try:
+            for at, (call, words, window) in enumerate(zip(calls, requests, windows, strict=True)):
+                if not isinstance(window, RetryWindow):
+                    answers[at] = _instead(call, window)
+                elif isinstance(answers[at], redis.RedisError):
+                    answers[at] = self._repeated(call, words, window, answers[at])
+        except BaseException:
+            _give_up(windows, redis.RedisError())  # what failed is no fault of the other servers
+            raise
         for sequence in sequences:
             self._free(sequence)
         return answers
+
+    def _windows(
+        self, calls: Iterable[ScriptCall | RedisCommand]
+    ) -> list[RetryWindow | StorageUnavailableError]:
+        """Begin calls that are sent together; those to one server share its window, or its error."""
+        by_server: dict[str, RetryWindow | StorageUnavailableError] = {}
+        windows = []
+        for call in calls:
+            name = self._server_of(_prefix_of(call))
+            if name not in by_server:
+                try:
+                    by_server[name] = self._window(call)
+                except StorageUnavailableError as error:
+                    by_server[name] = error
+            windows.append(by_server[name])
+        return windows
+
+    def _repeated(
+        self,
+        call: ScriptCall | RedisCommand,
+        words: list[Any],
+        window: RetryWindow,
+        failure: redis.RedisError,
+    ) -> Any:
+        """Return the reply to a call whose first attempt has failed."""
+
+        def first(_: list[Any]) -> Any:
+            raise failure
+
+        try:
+            return self._until_answered(call, words, window, self._exchange.ask, first)
+        except StorageUnavailableError as error:
+            return _instead(call, error)
 
     def _until_answered(
         self,
@@ -343,52 +396,89 @@ class Roundtrips:
     async def _aanswers(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
         if len(calls) == 1:
             return [await self._aone(calls[0])]
-        if not self._is_cluster and not any(map(_has_sequence, calls)):
-            return await self._aread(calls)
-        limit = asyncio.Semaphore(IN_FLIGHT)
+        if self._is_cluster and all(map(_only_reads, calls)):
+            limit = asyncio.Semaphore(READS_IN_FLIGHT)
 
-        async def one(call: ScriptCall | RedisCommand) -> Any:
-            async with limit:
-                return await self._aone(call)
+            async def one(call: ScriptCall | RedisCommand) -> Any:
+                async with limit:
+                    return await self._aone(call)
 
-        return await asyncio.gather(*map(one, calls))
-
-    async def _aread(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
-        """Make calls that change nothing, all in one round trip."""
-        try:
-            answers = await self._exchange.aask_many([self._words(call, None) for call in calls])
-        except redis.RedisError:
+            return await asyncio.gather(*map(one, calls))
+        if self._is_cluster or any(map(_is_replicated, calls)):
+            # In order: a later call must not overtake an earlier one.
             return [await self._aone(call) for call in calls]
-        return [
-            await self._aone(call) if isinstance(answer, redis.ResponseError) else answer
-            for call, answer in zip(calls, answers, strict=True)
-        ]
+        answers: list[Any] = []
+        size = IN_FLIGHT if any(map(_has_sequence, calls)) else len(calls)
+        for start in range(0, len(calls), size):
+            answers += await self._atogether(calls[start : start + size])
+        return answers
+
+    async def _atogether(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
+        """Make calls in one round trip to the single server, in order; repeat those that failed, in order."""
+        window = self._window(calls[0])
+        sequences = [self._sequence(call) for call in calls]
+        requests = [self._words(call, sequence) for call, sequence in zip(calls, sequences, strict=True)]
+        try:
+            answers = await self._exchange.aask_many(requests)
+        except redis.RedisError as error:
+            answers = [error] * len(calls)
+        except BaseException as error:
+            window.gave_up(error)
+            raise
+        for at, (call, words) in enumerate(zip(calls, requests, strict=True)):
+            failure = answers[at]
+            if isinstance(failure, redis.RedisError):
+                answers[at] = await self._auntil_answered(call, words, window, failure)
+        window.succeeded()
+        for sequence in sequences:
+            self._free(sequence)
+        return answers
 
     async def _aone(self, call: ScriptCall | RedisCommand) -> Any:
         if _is_replicated(call):
             return await asyncio.to_thread(self._replicated, call)
         sequence = self._sequence(call)
         words = self._words(call, sequence)
-        window = self._window(call)
+        try:
+            answer = await self._auntil_answered(call, words, self._window(call))
+        except StorageUnavailableError as error:
+            return _instead(call, error)
+        self._free(sequence)
+        return answer
+
+    async def _auntil_answered(
+        self,
+        call: ScriptCall | RedisCommand,
+        words: list[Any],
+        window: RetryWindow,
+        failure: redis.RedisError | None = None,
+    ) -> Any:
+        """Return the reply; repeat the call after temporary errors.
+
+        failure: the error of the first attempt, if it was made already.
+        """
         try:
             while True:
                 try:
+                    if failure is not None:
+                        raise failure
                     answer = await self._exchange.aask(words)
                     break
                 except errors.NoScriptError:
                     words = _with_text(call, words)
                 except redis.RedisError as error:
                     await asyncio.sleep(window.wait(error))
+                failure = None
         except BaseException as error:
             window.gave_up(error)
             raise
         window.succeeded()
-        self._free(sequence)
         return answer
 
     def _window(self, call: ScriptCall | RedisCommand) -> RetryWindow:
         """Begin a call. Raises StorageUnavailableError at once if its server is known to be unavailable."""
-        name = call.queue.queue if self._is_cluster and isinstance(call, ScriptCall) else ""
+        keys = _prefix_of(call)
+        name = self._server_of(keys)
         breaker = self._breakers.get(name)
         if breaker is not None and not breaker.enter():
             outage = breaker.outage
@@ -402,7 +492,13 @@ class Roundtrips:
                 f"no request was sent to {self._connections.describe()}: the time limit has passed"
             )
         counts = left >= COUNTED * self._timeout
-        return RetryWindow(left, self._connections, self._breakers, name, counts=counts)
+        return RetryWindow(left, self._connections, self._breakers, name, keys, counts=counts)
+
+    def _server_of(self, keys: str) -> str:
+        """Return the name of the circuit breaker for keys."""
+        if not self._is_cluster:
+            return ""
+        return keys if keys in self._breakers else self._connections.node_of(keys) or keys
 
     # The words of a call.
 
@@ -477,6 +573,27 @@ def _is_replicated(call: ScriptCall | RedisCommand) -> TypeGuard[ScriptCall]:
 
 def _has_sequence(call: ScriptCall | RedisCommand) -> bool:
     return isinstance(call, ScriptCall) and call.sequence
+
+
+def _prefix_of(call: ScriptCall | RedisCommand) -> str:
+    """Return the part of a call's keys that determines the node of a cluster."""
+    if isinstance(call, ScriptCall):
+        return call.queue.prefix
+    key = next((word for word in call.words[1:] if isinstance(word, bytes) and b"}" in word), b"")
+    return key[: key.find(b"}") + 1].decode()
+
+
+def _instead(call: ScriptCall | RedisCommand, error: StorageUnavailableError) -> StorageUnavailableError:
+    """Return the reply to a call that could not be made. Raises the error unless the call is optional."""
+    if isinstance(call, ScriptCall) and call.is_optional:
+        return error
+    raise error
+
+
+def _give_up(windows: Iterable[RetryWindow | StorageUnavailableError], error: BaseException) -> None:
+    for window in windows:
+        if isinstance(window, RetryWindow):
+            window.gave_up(error)
 
 
 def _named(ids: Sequence[str]) -> str:

@@ -105,6 +105,30 @@ ADDING = frozenset(
 """Scripts that a server without free memory rejects. A job can only end after `report`, which is not one."""
 
 
+READING = frozenset(
+    {
+        "counts",
+        "dead_letters",
+        "explain",
+        "export",
+        "groups",
+        "items",
+        "jobs_about",
+        "links",
+        "overview",
+        "page",
+        "peek",
+        "read",
+        "scan",
+        "sizes",
+        "snapshot",
+        "states",
+        "surplus",
+    }
+)
+"""Scripts that only read, which a server that accepts no writes runs, too."""
+
+
 class Script(NamedTuple):
     """A script with its includes."""
 
@@ -132,7 +156,8 @@ def script(name: str) -> Script:
     keys = tuple(dict.fromkeys(key for part in parts.values() for key in part.keys))
     rare = ", ".join(dict.fromkeys(key.upper() for part in parts.values() for key in part.rare))
     # A full server is emptied by its jobs: all but the scripts that add data run above `maxmemory`.
-    heading = [] if name in ADDING else ["#!lua flags=allow-oom"]
+    flags = "allow-oom,no-writes" if name in READING else "allow-oom"
+    heading = [] if name in ADDING else [f"#!lua flags={flags}"]
     heading += header("\n".join(part.text for part in parts.values()))
     heading += [f"local FIXED = {len(keys)}"]
     # Fields of a table would be slower than locals, of which two hundred are allowed.

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from djqueue.storage.outbox import OutboxTable
 
 JOBS_PER_SECOND = 10_000
-"""Jobs of one enqueue for which it gets another second."""
+"""Jobs and dependencies of one enqueue for which it gets another second."""
 
 
 class RedisStorage(Storage):
@@ -278,7 +278,8 @@ class RedisStorage(Storage):
 
     def _patience(self, batches: Sequence[Batch]) -> float:
         """Return the seconds that an enqueue may take, with all its round trips."""
-        return self.options.timeout + sum(len(batch.payloads) for batch in batches) / JOBS_PER_SECOND
+        count = sum(len(batch.payloads) * (1 + len(batch.options.depends_on)) for batch in batches)
+        return self.options.timeout + count / JOBS_PER_SECOND
 
     def _check(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
@@ -290,7 +291,7 @@ class RedisStorage(Storage):
         return self._keyspace.run(self._claiming.finish(outcomes, then))
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
-        return await self._keyspace.arun(self._claiming.finish(outcomes, then))
+        return await self._keyspace.arun(self._claiming.finish(outcomes, then, may_postpone=True))
 
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
         return self._keyspace.run(self._claiming.renew(leases))

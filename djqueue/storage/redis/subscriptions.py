@@ -4,6 +4,7 @@ Scripts only publish events that are subscribed to: all of a queue, or those of 
 so that a process that dies leaves none behind; live processes renew theirs in time.
 """
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from djqueue.core.errors import StorageError
 from djqueue.core.job import Batch
 from djqueue.core.logs import Log
+from djqueue.core.messages import ThrottledLog, in_one_line
 from djqueue.core.threads import after_fork
 from djqueue.storage.facets import EventHandler, Events, Unsubscribe
 
@@ -20,7 +22,7 @@ from .connections import Connections
 from .keys import CommonKeys, QueueKeys
 from .keyspace import NameCache
 from .pubsub import Listener
-from .records import pack_text, text
+from .records import pack_text
 from .roundtrips import Roundtrips, ScriptCall, Steps
 from .scripts import script
 
@@ -32,7 +34,11 @@ LINGERS = 60.0
 """Seconds for which a queue's channel is kept after its last subscriber: most soon subscribe again."""
 ALL = b"*"
 
+FOLLOW_AGAIN = 2.0
+"""Seconds until channels of queues that could not be subscribed to are tried again."""
+
 logger = Log("djqueue.redis")
+malformed = ThrottledLog(logger, 60.0)
 
 
 class RedisEvents(Events):
@@ -82,76 +88,36 @@ class RedisEvents(Events):
 
     def listen(self, queues: list[str] | None, wake: Callable[[], None]) -> Unsubscribe:
         """Call `wake` when jobs of these queues may be claimable; None: all queues, including new ones."""
-        followed: dict[str, Unsubscribe] = {}
-        lock = threading.Lock()
-        ended = False
 
-        def follow(queue: str) -> None:
+        def follow(queue: str) -> Unsubscribe:
             def woken(_: bytes) -> None:
                 self._note_wake(queue)
                 wake()
 
-            with lock:
-                if ended or queue in followed:
-                    return
-                followed[queue] = self._listener.add(self._keys(queue).wake, woken, wake)
-
-        def unsubscribe() -> None:
-            nonlocal ended
-            with lock:
-                if queues is None and not ended:
-                    self._names.unfollow()
-                ended = True
-                ends = list(followed.values())
-                followed.clear()
-            for end in ends:
-                end()
+            return self._listener.add(self._keys(queue).wake, woken, wake)
 
         if queues is not None:
-            for queue in queues:
-                follow(queue)
-            return unsubscribe
+            return _all_of([follow(queue) for queue in dict.fromkeys(queues)])
+        following = AllQueues(self._queues, follow, wake)
 
-        def appeared(message: bytes) -> None:
+        def appeared(_: bytes = b"") -> None:
             self._names.forget()
-            # Subscribing waits for a reply that this thread would have to read.
-            threading.Thread(
-                target=self._follow_new,
-                args=(text(message), follow, wake),
-                name="djqueue-redis-queue",
-                daemon=True,
-            ).start()
+            following.refresh()
 
-        def missed() -> None:
-            self._names.forget()
-            threading.Thread(
-                target=self._follow_all, args=(follow, wake), name="djqueue-redis-queues", daemon=True
-            ).start()
-
-        followed[""] = self._listener.add(self._common.new_queues, appeared, missed)
+        stop = self._listener.add(self._common.new_queues, appeared, appeared)
         self._names.follow()
-        for queue in self._queues():
-            follow(queue)
+
+        def unsubscribe() -> None:
+            if following.end():
+                self._names.unfollow()
+                stop()
+
+        try:
+            following.begin()
+        except BaseException:
+            unsubscribe()
+            raise
         return unsubscribe
-
-    def _follow_new(self, queue: str, follow: Callable[[str], None], wake: Callable[[], None]) -> None:
-        try:
-            follow(queue)
-        except StorageError:
-            logger.warning(
-                "Could not subscribe to the new queue %r; its jobs will be found at the next poll.",
-                queue,
-                exc_info=True,
-            )
-        wake()
-
-    def _follow_all(self, follow: Callable[[str], None], wake: Callable[[], None]) -> None:
-        try:
-            for queue in self._queues():
-                follow(queue)
-        except StorageError:
-            logger.warning("Could not list new queues; they will be found at the next poll.", exc_info=True)
-        wake()
 
     def on_worker_command(self, worker_id: str, wake: Callable[[], None]) -> Unsubscribe:
         """Call `wake` when commands may wait for a worker."""
@@ -174,7 +140,18 @@ class RedisEvents(Events):
         entry = (queue, subscription)
 
         def received(message: bytes) -> None:
-            for event in records.events(queue, message):
+            try:
+                events = records.events(queue, message)
+            except (ValueError, TypeError) as error:
+                malformed.log(
+                    logging.WARNING,
+                    "event",
+                    "Dropped a malformed message on the channel of events of queue %r: %s",
+                    queue,
+                    in_one_line(error),
+                )
+                return
+            for event in events:
                 if job_id is None or event.id == job_id:
                     try:
                         handler(event)
@@ -288,5 +265,115 @@ class RedisEvents(Events):
         self._kept = {}
 
 
+def _all_of(ends: list[Unsubscribe]) -> Unsubscribe:
+    """Return the function that ends all these subscriptions."""
+
+    def unsubscribe() -> None:
+        for end in ends:
+            end()
+
+    return unsubscribe
+
+
 def _nothing(_: bytes) -> None:
     """Ignore a message."""
+
+
+class AllQueues:
+    """The wake-up channels of all queues, for a worker that serves all.
+
+    Args:
+        names: Returns the names of all queues.
+        follow: Subscribes to the channel of a queue.
+        wake: Called when the queues may have changed.
+    """
+
+    def __init__(
+        self, names: Callable[[], list[str]], follow: Callable[[str], Unsubscribe], wake: Callable[[], None]
+    ) -> None:
+        self._names = names
+        self._follow = follow
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._ends: dict[str, Unsubscribe] = {}
+        """Functions that end the subscriptions, by queue; only the thread that follows adds to them."""
+        self._ended = threading.Event()
+        self._is_due = False
+        self._is_running = False
+
+    def begin(self) -> None:
+        """Subscribe to the channels. Raises StorageError if not even one can be subscribed to."""
+        if (error := self._follow_all()) is not None:
+            if not self._ends:
+                raise error
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Compare the channels with the queues, soon.
+
+        Subscribing waits for a reply that the calling thread may have to read, so that another one does it,
+        the same one for any number of messages.
+        """
+        with self._lock:
+            self._is_due = True
+            if self._is_running or self._ended.is_set():
+                return
+            self._is_running = True
+        threading.Thread(target=self._run, name="djqueue-redis-queues", daemon=True).start()
+
+    def end(self) -> bool:
+        """Unsubscribe; return whether this is the first call."""
+        with self._lock:
+            is_first = not self._ended.is_set()
+            self._ended.set()
+            ends = list(self._ends.values())
+            self._ends.clear()
+        for end in ends:
+            end()
+        return is_first
+
+    def _run(self) -> None:
+        error: StorageError | None = None
+        while True:
+            with self._lock:
+                if self._ended.is_set() or not (self._is_due or error is not None):
+                    self._is_running = False
+                    return
+                self._is_due = False
+            was_fine, error = error is None, self._follow_all()
+            self._wake()
+            if error is not None:
+                if was_fine:
+                    logger.warning(
+                        "Could not follow all queues; new jobs there will be found at the next poll: %s",
+                        error,
+                    )
+                self._ended.wait(FOLLOW_AGAIN)
+
+    def _follow_all(self) -> StorageError | None:
+        """Follow new queues, and no longer those that are gone; return the first error."""
+        try:
+            names = self._names()
+        except StorageError as error:
+            return error
+        failure: StorageError | None = None
+        for queue in names:
+            if queue in self._ends or self._ended.is_set():
+                continue
+            try:
+                end = self._follow(queue)
+            except StorageError as error:
+                failure = failure or error
+                continue
+            with self._lock:
+                is_wanted = not self._ended.is_set()
+                if is_wanted:
+                    self._ends[queue] = end
+            if not is_wanted:
+                end()
+        for queue in self._ends.keys() - set(names):
+            with self._lock:
+                gone = self._ends.pop(queue, None)
+            if gone is not None:
+                gone()
+        return failure

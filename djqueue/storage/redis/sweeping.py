@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Swept
 from djqueue.core.policies import NO_RETENTION
 from djqueue.core.states import State
 
 from . import records
 from .keys import JOB_KEYS, READ_KEYS, QueueKeys
-from .keyspace import Keyspace, chunks
+from .keyspace import Keyspace, chunks, forget_if_many
 from .limits import SharedLimits
 from .metrics import Metrics
 from .records import pack, pack_text, pairs, text
@@ -102,6 +103,7 @@ class Removing:
             looks += not gone
             if following < 0:
                 break
+            forget_if_many(self._ranks)
             self._ranks[rank_key] = following
         return removed
 
@@ -169,15 +171,34 @@ class Sweeping:
         self._workers = workers
         self._cursors: dict[str, bytes] = {}
         """Cursor of the check of active jobs, by queue."""
+        self._alive = pack([])
+        """The live workers at the last sweep (MessagePack); the reason of a dead letter depends on them."""
 
     def steps(self) -> Steps[Swept]:
-        every = self._keyspace.every_policy
-        for limiter in sorted({policy.limiter for policy in every if policy.limiter is not None}):
-            yield from self._limits.pass_on(limiter)
-        alive = pack([info.id for info in (yield from self._workers.live())])
+        """Sweep all queues, also if the server of some is away. Raises its error at the end."""
+        failure: StorageUnavailableError | None = None
         swept = Swept()
-        for queue in (yield from self._keyspace.names()):
-            swept = Swept(*map(sum, zip(swept, (yield from self._sweep(queue, alive)), strict=True)))
+        try:
+            every = self._keyspace.every_policy
+            for limiter in sorted({policy.limiter for policy in every if policy.limiter is not None}):
+                yield from self._limits.pass_on(limiter)
+            self._alive = pack([info.id for info in (yield from self._workers.live())])
+        except StorageUnavailableError as error:
+            failure = error
+        names = yield from self._keyspace.last_names()
+        if len(self._cursors) > len(names):
+            self._cursors = {queue: self._cursors[queue] for queue in names if queue in self._cursors}
+        for queue in names:
+            if failure is not None and not self._keyspace.has_several_servers:
+                break
+            try:
+                in_queue = yield from self._sweep(queue, self._alive)
+            except StorageUnavailableError as error:
+                failure = failure or error
+            else:
+                swept = Swept(*map(sum, zip(swept, in_queue, strict=True)))
+        if failure is not None:
+            raise failure
         return swept
 
     def _sweep(self, queue: str, alive: bytes) -> Steps[Swept]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from django.core.management import call_command
 from django.urls import reverse
 
@@ -48,8 +49,18 @@ def denied(guarded: servers.RedisServer) -> Iterator[list[Any]]:
     yield (entries := [])
     entries += guarded.run("ACL", "LOG")
     refused = {(entry["reason"], entry["object"]) for entry in map(as_dict, entries)}
-    # redis-py tells the server its version, and does not mind if it may not.
-    assert refused <= {("command", "client|setinfo"), ("command", "client")}
+    # redis-py tells the server its version, and does not mind if it may not. The checks do without CONFIG.
+    assert refused <= {("command", "client|setinfo"), ("command", "client"), ("command", "config|get")}
+
+
+def test_documented_access_list_does_not_reveal_the_passwords_of_the_server(
+    guarded: servers.RedisServer,
+) -> None:
+    client = redis.Redis.from_url(url(guarded))
+    for name in ("requirepass", "masterauth", "*"):
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.config_get(name)
+    client.close()
 
 
 def as_dict(entry: Any) -> dict[str, Any]:

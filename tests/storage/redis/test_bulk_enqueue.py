@@ -305,3 +305,32 @@ def test_short_enqueue_script_stores_the_same_as_the_full_script(open_storage, r
         left.append(contents(redis_server))
 
     assert left[0] == left[1]
+
+
+@pytest.mark.parametrize("kind", ["redis_options", "cluster_options"])
+async def test_parts_of_an_async_enqueue_do_not_overtake_each_other(request, monkeypatch, kind):
+    storage = RedisStorage(**request.getfixturevalue(kind))
+    exchange = storage._roundtrips._exchange
+    in_flight, most = 0, 0
+
+    def watched(ask):
+        async def asking(words):
+            nonlocal in_flight, most
+            in_flight += 1
+            most = max(most, in_flight)
+            try:
+                return await ask(words)
+            finally:
+                in_flight -= 1
+
+        return asking
+
+    for name in ("aask", "aask_many"):
+        monkeypatch.setattr(exchange, name, watched(getattr(exchange, name)))
+    try:
+        results = await storage.aenqueue([batch(2_500), batch(2_500)])
+
+        assert most == 1
+        assert claim_ids(storage, 5_000) == [result.id for result in results]
+    finally:
+        storage.close()

@@ -137,6 +137,21 @@ def test_master_that_accepts_writes_without_replicas_is_a_finding(sentinel_optio
     assert "djqueue.W014" in ids(found(sentinel_options))
 
 
+def test_info_command_shows_whether_a_master_needs_replicas(redis_sentinel, found):
+    redis_sentinel.settle()
+    master = redis_sentinel.master
+    master.run("ACL", "SETUSER", "clerk", "reset", "on", ">secret", "~*", "&*", "+@all", "-config")
+    options = {"URL": f"redis://clerk:secret@127.0.0.1:{master.port}/0"}
+    master.run("CONFIG", "SET", "min-replicas-to-write", 1)
+    try:
+        assert "djqueue.W014" not in ids(found(options))
+        master.run("CONFIG", "SET", "min-replicas-to-write", 0)
+        assert "djqueue.W014" in ids(found(options))
+    finally:
+        master.run("CONFIG", "SET", "min-replicas-to-write", 0)
+        master.run("ACL", "DELUSER", "clerk")
+
+
 # Servers that do not tell.
 
 

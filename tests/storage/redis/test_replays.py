@@ -86,8 +86,12 @@ class AsyncTwice(Twice):
 
 
 def alike(first, second):
-    """Whether two answers say the same; a claim's second one names the jobs without their records."""
+    """Whether two answers say the same; a claim's second one names the jobs without their records, and an
+    enqueue's has 1 for results."""
     match first, second:
+        case [left, [*replies]], [left_again, [*again]] if any(map(has_result, replies)):
+            replies = [[*reply[:3], 1] if has_result(reply) else reply for reply in replies]
+            return (left, replies) == (left_again, again)
         case [left, [b"done", *ends]], [left_again, [b"again", *ends_again]]:
             # The claimed jobs are the first list behind the word.
             place = next(place for place, end in enumerate(ends) if isinstance(end, list))
@@ -96,6 +100,10 @@ def alike(first, second):
                 ends_again[place] = [id.encode() for id in unpack_ids(again)[len(ends[0]) :]] if again else []
             return (left, ends) == (left_again, ends_again)
     return first == second
+
+
+def has_result(reply):
+    return isinstance(reply, list) and len(reply) == 4 and reply[0] == b"completed"
 
 
 LAST = "keep_last_if_active"
@@ -178,6 +186,22 @@ def test_repeated_enqueue_with_ids_changes_nothing(storage, twice):
 
     assert [result.status for result in results] == ["completed", "queued", "queued", "duplicate"]
     assert claim_ids(storage, 9) == ["dead", "new"]
+
+
+def test_repeated_enqueue_returns_results_that_are_not_kept_with_its_reply(storage, twice, nodes):
+    result = b"r" * 100_000
+    for job_id in ("a", "b"):
+        finish(storage, completing(an_active_job(storage, id=job_id), result))
+
+    with twice():
+        answers = storage.enqueue([batch(ids=["a", "new", "b"])])
+
+    assert [answer.status for answer in answers] == ["completed", "queued", "completed"]
+    assert [answer.result for answer in answers] == [result, None, result]
+    for node in nodes:
+        with redis.Redis(port=node.port, protocol=2) as client:
+            kept = [client.strlen(key) for key in client.scan_iter(match=b"*" + SEQUENCE + b"*")]
+            assert max(kept, default=0) < 10_000
 
 
 def test_repeated_enqueue_with_unique_keys_changes_nothing(storage, twice):

@@ -5,7 +5,8 @@
 --   if each job's own follows its id); the configuration of groups; the maximum number of pending jobs ('' for none);
 --   what is dropped above that ('' nothing, 'o' the oldest, 'l' the lowest priority); the dead letters' ttl; then of
 --   each job its id and its record from the flag on.
--- Returns a list for each job (result, id, ...), 'full' if none was enqueued, or 'unlisted' if the queue is new.
+-- Returns a list for each job (result, id, ...), 'full' if none was enqueued, or 'unlisted' if the queue is new. The
+--   reply to a repetition has 1 in place of the results of completed jobs, which may be large.
 --! include base job ready completion removal room
 --! keys gone
 
@@ -19,7 +20,7 @@ local count = (#ARGV - first + 1) / stride
 if ARGV[ARGS] == '0' and call('EXISTS', META) == 0 then return {0, 'unlisted'} end
 local created = pack('>I8', now)
 
-local replies = {}
+local replies, remembered, has_results = {}, {}, false
 local has_leftovers = call('EXISTS', GONE) == 1 -- of an obliterated queue
 
 local function options_of(rest)
@@ -161,7 +162,11 @@ for i = 0, count - 1 do
   local own = stride == 3 and ARGV[at + 1] or start
   local reply = enqueue(ARGV[at], own, ARGV[at + stride - 1], KEYS[key + 1], KEYS[key + 2], KEYS[key + 3])
   if reply == 'full' then return answer('full') end
-  replies[i + 1] = reply
+  replies[i + 1], remembered[i + 1] = reply, reply
+  if reply[4] then
+    has_results = true
+    remembered[i + 1] = {reply[1], reply[2], reply[3], 1}
+  end
 end
 if limit and rank ~= '' then clean_drops(2 * count + 2) end
-return answer(replies)
+return answer(replies, has_results and remembered or nil)

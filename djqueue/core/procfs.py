@@ -91,7 +91,7 @@ def exists(pid: int, name: str) -> bool:
     if found is not None:
         if mark and found.started != started:
             return False  # Another process has the id now.
-        if not is_running(pid):
+        if found.state in "ZX" and found.threads <= 1:
             return False  # It has ended, and its parent has not read its exit code yet.
     try:
         os.kill(pid, 0)
@@ -100,12 +100,6 @@ def exists(pid: int, name: str) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process has not ended, in any of its threads."""
-    found = stat(pid)
-    return found is not None and (found.state not in "ZX" or found.threads > 1)
 
 
 def _is_here(name: str) -> bool:

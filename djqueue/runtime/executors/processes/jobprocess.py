@@ -102,7 +102,8 @@ class JobProcess:
         self._status = -1
         """Status of `waitpid`, when it has ended; -1: unknown."""
         self._output = forked.output
-        self._pidfd = -1
+        self._pidfd = self._rootfd = -1
+        """Descriptors of the process, and of its root, whose ids others may have after they were reaped."""
         self._used_before = 0.0
         """Seconds of processor time that the process had used before its job."""
         self._children = self._siblings = -1
@@ -246,10 +247,10 @@ class JobProcess:
             if descriptor >= 0:
                 self._loop.remove_reader(descriptor)
                 os.close(descriptor)
-        for descriptor in (self._children, self._siblings):
+        for descriptor in (self._rootfd, self._children, self._siblings):
             if descriptor >= 0:
                 os.close(descriptor)
-        self._output = self._pidfd = self._children = self._siblings = -1
+        self._output = self._pidfd = self._rootfd = self._children = self._siblings = -1
 
     def ending(self) -> tuple[JobError, str]:
         """Return the error of its job, which has ended with it, and the reason of the job's dead letter."""
@@ -291,6 +292,7 @@ class JobProcess:
             self._children = _open_children(pid)
             parent = procfs.parent(pid)
             self.root = pid if parent == self.template.pid else parent
+            self._rootfd = os.pidfd_open(self.root)
             self._siblings = _open_children(self.root)
         except OSError:
             self.abandon()
@@ -388,12 +390,8 @@ class JobProcess:
             self._step = None
 
     def _signal(self, number: int) -> None:
-        if self._pidfd < 0:
-            return
-        try:
-            signal.pidfd_send_signal(self._pidfd, number)
-        except ProcessLookupError:
-            return
+        if self._pidfd >= 0:
+            kernel.signal_to(self._pidfd, number)
 
     def _on_exit(self) -> None:
         self._loop.remove_reader(self._pidfd)
@@ -402,10 +400,11 @@ class JobProcess:
 
     async def _end_of_programs(self) -> None:
         """Kill what the job has left behind, until its parent has reaped everything and has ended."""
-        # Stopped, they cannot start others faster than these are found.
-        kernel.kill_descendants(self.root, signal.SIGSTOP)
-        while procfs.is_running(self.root):
-            kernel.kill_descendants(self.root)
+        # Stopped first, they cannot start others faster than these are found.
+        number = signal.SIGSTOP
+        while not kernel.wait(self._rootfd, 0):
+            kernel.kill_descendants(self.root, number)
+            number = signal.SIGKILL
             await asyncio.sleep(REAP_PAUSE)
 
     async def _end(self) -> None:
@@ -418,7 +417,7 @@ class JobProcess:
         except Exception:
             # The template is stuck or closed: it is unknown how the process has ended.
             self._status = -1
-            kernel.kill(self.root)
+            kernel.signal_to(self._rootfd, signal.SIGKILL)
         self.has_ended = True
         try:
             self._read_output()

@@ -97,11 +97,17 @@ def kill_descendants(pid: int, number: int = signal.SIGKILL) -> None:
         kill(descendant, number)
 
 
-def wait(pidfd: int, seconds: float) -> None:
-    """Wait until a process has ended."""
+def wait(pidfd: int, seconds: float) -> bool:
+    """Wait until a process has ended; return whether it has."""
     ending = select.poll()
     ending.register(pidfd, select.POLLIN)
-    ending.poll(max(0.0, seconds) * 1_000)
+    return bool(ending.poll(max(0.0, seconds) * 1_000))
+
+
+def signal_to(pidfd: int, number: int) -> None:
+    """Send a signal to a process that may already have ended."""
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, number)
 
 
 @lru_cache(maxsize=1)

@@ -15,17 +15,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from secrets import token_hex
+from types import SimpleNamespace
 from typing import Any, BinaryIO, Protocol
 
 import msgpack
 
 from djqueue import codecs
+from djqueue.conf import get_settings
 from djqueue.core.errors import BackupDamagedError, BackupError, BackupNotFoundError, SerializationError
 from djqueue.core.messages import shown
 from djqueue.core.options import MSGPACK
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.storage import snapshots
 from djqueue.storage.snapshots import DEAD, JOB, LIMITER, QUEUE, SCHEDULE, Part
+from djqueue.storage.wire import has_more_values
 
 FORMAT = 1
 """Version of the files that this version of djqueue writes. It reads all versions up to this one."""
@@ -44,6 +47,10 @@ PART_RECORDS = 500
 """Maximum number of records in a part that is read."""
 PART_BYTES = 4 * 1024 * 1024
 """Bytes of records after which a part that is read ends, too."""
+MAX_BESIDE = 64 * 1024 * 1024
+"""Maximum bytes of a record beside the payload, result, progress and items of its job."""
+MAX_VALUES = 1_000_000
+"""Maximum number of values in a record. An empty list has one byte in the file and eighty in memory."""
 SURROGATES = "surrogatepass"
 """File names in error messages may have lone surrogates."""
 
@@ -284,6 +291,9 @@ def read_archive(file: OpenFile, name: str) -> Iterator[Part]:
         ValueError,
         TypeError,
         KeyError,
+        AttributeError,
+        OverflowError,
+        MemoryError,
         SerializationError,
     ) as error:
         raise _damaged(name, f"{type(error).__name__}: {error}") from error
@@ -297,14 +307,8 @@ def _parts(file: OpenFile, name: str) -> Iterator[Part]:
 
 
 def _unpacked(stream: gzip.GzipFile, name: str) -> Iterator[Part]:
-    unpacker = msgpack.Unpacker(
-        stream,
-        read_size=READ_SIZE,
-        max_buffer_size=2**31 - 1,
-        strict_map_key=False,
-        unicode_errors=SURROGATES,
-    )
-    header = unpacker.unpack()
+    values = _Values(stream)
+    header = values.read()
     if header["format"] > FORMAT or header["records"] > snapshots.FORMAT:
         raise BackupError(
             f"backup {name} was written by djqueue {header['djqueue']}, whose format this one does not know: "
@@ -312,26 +316,73 @@ def _unpacked(stream: gzip.GzipFile, name: str) -> Iterator[Part]:
         )
     total = 0
     while True:
-        kind, queue, number = unpacker.unpack()
+        kind, queue, number = values.read()
         if kind == END:
             break
         total += number
         records: list[Any] = []
-        begun = unpacker.tell()
+        begun = values.position
         for _ in range(number):
-            record = unpacker.unpack()
+            record = values.read()
             if kind == JOB and record["progress"] is not None:
+                _check_values(record["progress"])
                 record["progress"] = codecs.decode(record["progress"], MSGPACK)
             records.append(record)
-            if len(records) == PART_RECORDS or unpacker.tell() - begun >= PART_BYTES:
+            if len(records) == PART_RECORDS or values.position - begun >= PART_BYTES:
                 yield Part(kind, queue, records)
-                records, begun = [], unpacker.tell()
+                records, begun = [], values.position
         if records:
             yield Part(kind, queue, records)
     if number != total:
         raise ValueError(f"expected {number} records, found {total}")
-    if unpacker.read_bytes(1) or stream.read(1):
+    if not values.is_at_end():
         raise ValueError("data after the end")
+
+
+class _Values:
+    """Reads one MessagePack value at a time, and checks its size before it is decoded.
+
+    A few compressed bytes can be gigabytes of data, and a few bytes of data many objects.
+    """
+
+    def __init__(self, stream: gzip.GzipFile) -> None:
+        settings = get_settings()
+        self._limit = MAX_BESIDE + 3 * settings.max_payload + settings.max_items_size
+        self._stream = stream
+        self._held = bytearray()
+        """Data from `position` on that was read already."""
+        self.position = 0
+        """Bytes of all values so far."""
+        tape: Any = SimpleNamespace(read=self._more)
+        self._unpacker = msgpack.Unpacker(tape, read_size=READ_SIZE, max_buffer_size=2**31 - 1)
+
+    def read(self) -> Any:
+        """Return the next value. Raises ValueError if it is too large."""
+        self._unpacker.skip()
+        size = self._unpacker.tell() - self.position
+        data = bytes(self._held[:size])
+        del self._held[:size]
+        self.position += size
+        _check_values(data)
+        return msgpack.unpackb(data, unicode_errors=SURROGATES)
+
+    def is_at_end(self) -> bool:
+        """Return whether no data follows."""
+        return not self._held and not self._stream.read(1)
+
+    def _more(self, size: int) -> bytes:
+        if len(self._held) > self._limit:
+            raise ValueError(
+                f"a record has more than {self._limit:,} bytes; raise MAX_PAYLOAD or MAX_ITEMS_SIZE if it may"
+            )
+        data = self._stream.read(size)
+        self._held += data
+        return data
+
+
+def _check_values(data: bytes) -> None:
+    if has_more_values(data, MAX_VALUES):
+        raise ValueError(f"a record has more than {MAX_VALUES:,} values")
 
 
 def _damaged(name: str, how: str) -> BackupDamagedError:

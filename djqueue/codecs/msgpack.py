@@ -3,12 +3,17 @@
 None, bool, int (64 bits), float, str, bytes, list and dict are native MessagePack types. Every other type
 has a code. A tuple is a list whose first item marks it as a tuple, so that only native types nest. Dict
 keys may have any hashable type.
+
+Python salts the hashes of str and bytes only. Other keys can be chosen so that all of them have one hash, and
+a dict then compares each of them with all earlier ones. So a value of more than a few bytes is refused if a
+dict in it has too many such keys: see `refusals.keys_trouble`.
 """
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Context, Decimal, InvalidOperation
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 from uuid import UUID
@@ -19,7 +24,7 @@ from msgpack import ExtType, Packer, Timestamp
 
 from djqueue.core.errors import SerializationError
 
-from .refusals import refusal, too_large
+from .refusals import keys_trouble, refusal, too_large
 
 # Codes of the extension types. They are stored, so the meaning of a code never changes.
 TUPLE = 1
@@ -40,6 +45,13 @@ SCALARS = frozenset({int, float, bool, str, type(None)})
 BEGINNINGS = b"\xc4\xc5\xc6\xc7\xc8\xc9\xd4\xd5\xd6\xd7\xd8"
 """First bytes of `bytes` and of extension types; without them, no mark can be in the wrong place."""
 WITHOUT_BEGINNINGS = bytes(0 if byte in BEGINNINGS else byte for byte in range(256))
+
+FREE_SIZE = 2_048
+"""Bytes of a value up to which its keys are not checked: a hundred keys cost little, whatever they are."""
+MAP16, MAP32 = b"\xde", b"\xdf"
+"""First bytes of a dict with more than 15 keys."""
+ZONES = 1_024
+"""Number of time zones that are kept, which is more than there are. Each is read from a file."""
 
 LARGEST_BUFFER = 1 << 20
 """Maximum bytes of a packer's buffer: a packer keeps its buffer, and is dropped above this size."""
@@ -69,8 +81,8 @@ def encoder(limit: int | None, what: str) -> Callable[[Any], bytes]:
         if limit is not None and size > limit:
             raise too_large(size, limit, what)
         # `translate` returns the same object if nothing is found: the cheapest search for several bytes.
-        if data.translate(WITHOUT_BEGINNINGS) is not data:
-            _refuse_strays(value, what)
+        if data.translate(WITHOUT_BEGINNINGS) is not data or (size > FREE_SIZE and _may_have_keys(data)):
+            _check_parts(value, what)
         return data
 
     return encode
@@ -110,8 +122,10 @@ def calls_encoder(limit: int | None, what: str) -> CallsEncoder:
             return [encode_one({"args": [*a], "kwargs": {**k}}) for a, k in zip(args, kwargs, strict=True)]
         if not _are_scalars(args, kwargs):
             for data, a, k in zip(found, args, kwargs, strict=True):
-                if data.translate(WITHOUT_BEGINNINGS) is not data:
-                    _refuse_strays({"args": [*a], "kwargs": {**k}}, what)
+                if data.translate(WITHOUT_BEGINNINGS) is not data or (
+                    len(data) > FREE_SIZE and _may_have_keys(data)
+                ):
+                    _check_parts({"args": [*a], "kwargs": {**k}}, what)
         return found
 
     return encode
@@ -119,22 +133,47 @@ def calls_encoder(limit: int | None, what: str) -> CallsEncoder:
 
 def decode(data: bytes) -> Any:
     """Decode a value: see `djqueue.codecs.decode`."""
-    tuples = _Tuples() if MARK_BYTES in data else None
     try:
-        if tuples is None:
+        if len(data) > FREE_SIZE and _may_have_keys(data):
+            return _with_checked_keys(data)
+        if MARK_BYTES not in data:
             return msgpack.unpackb(data, strict_map_key=False, timestamp=3, ext_hook=_restored)
-        value = msgpack.unpackb(
-            data,
-            strict_map_key=False,
-            timestamp=3,
-            ext_hook=tuples.restored,
-            list_hook=tuples.from_list,
-        )
+        return _unpacked(data, strict_map_key=False)
     except SerializationError:
         raise
     except Exception as error:
         reason = str(error) or type(error).__name__
         raise SerializationError(f"not a MessagePack value: {reason}") from error
+
+
+def _may_have_keys(data: bytes) -> bool:
+    """Return whether bytes may contain a dict with more than 15 keys."""
+    return MAP16 in data or MAP32 in data
+
+
+def _with_checked_keys(data: bytes) -> Any:
+    try:
+        return _unpacked(data, strict_map_key=True)
+    except ValueError:
+        pass  # A key is neither str nor bytes, or the data is malformed, which fails again.
+    # Takes longer, because of the pairs.
+    return _unpacked(data, strict_map_key=False, object_pairs_hook=_mapping)
+
+
+def _mapping(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    trouble = keys_trouble([key for key, _ in pairs])
+    if trouble is not None:
+        raise SerializationError(f"not a value of djqueue: {trouble}")
+    return dict(pairs)
+
+
+def _unpacked(data: bytes, **options: Any) -> Any:
+    if MARK_BYTES not in data:
+        return msgpack.unpackb(data, timestamp=3, ext_hook=_restored, **options)
+    tuples = _Tuples()
+    value = msgpack.unpackb(
+        data, timestamp=3, ext_hook=tuples.restored, list_hook=tuples.from_list, **options
+    )
     if tuples.marks:
         raise SerializationError("not a MessagePack value: a tuple marker is not followed by a list")
     return value
@@ -171,11 +210,14 @@ def _are_scalars(args: Sequence[Sequence[Any]], kwargs: Sequence[Mapping[str, An
     )
 
 
-def _refuse_strays(value: Any, what: str) -> None:
+def _check_parts(value: Any, what: str) -> None:
+    """Raise SerializationError for what MessagePack encodes, but `decode` would refuse or not restore."""
     parts = [value]
     for part in parts:
         kind = type(part)
         if kind is dict:
+            if keys_trouble(part) is not None:
+                raise refusal(value, what)
             parts += part
             parts += part.values()
         elif kind is list or kind is tuple:
@@ -262,6 +304,7 @@ def _decode_zone(data: bytes) -> tzinfo | None:
     return timezone(offset) if kind == b"o" else timezone(offset, tail[_OFFSET.size :].decode())
 
 
+@lru_cache(maxsize=ZONES)
 def _zone(key: str) -> ZoneInfo:
     try:
         return ZoneInfo(key)

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
+from operator import eq
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -18,6 +19,12 @@ from djqueue.core.errors import PayloadTooLargeError, SerializationError
 CONTAINERS = frozenset({dict, list, tuple})
 ALWAYS_FINE = frozenset({type(None), bool, float, bytes, date, timedelta, Decimal, UUID})
 SMALLEST, LARGEST = -(2**63), 2**64 - 1
+SALTED = frozenset({str, bytes})
+"""Types whose hashes differ from process to process, so that no one can choose them."""
+MAX_KEYS = 10_000
+"""Maximum number of keys of a dict that have other types."""
+MAX_EQUAL_HASHES = 64
+"""Maximum number of these keys that may have the same hash. The powers of two need 35."""
 MAX_DEPTH = 500
 """Levels of lists, tuples and dicts; some versions of MessagePack's C code stop at 511."""
 LONGEST_PATH = 200
@@ -50,6 +57,23 @@ def refusal(value: Any, what: str, cause: Exception | None = None) -> Serializat
             holders.append(id(part))
             open_parts.append(_parts(part))
     return SerializationError(f"{what}: cannot be encoded: {cause}")
+
+
+def keys_trouble(keys: Collection[Any]) -> str | None:
+    """Return the reason why a dict can't have these keys, if filling it could take far too long."""
+    if len(keys) <= MAX_EQUAL_HASHES or SALTED.issuperset(map(type, keys)):
+        return None
+    chosen = [key for key in keys if type(key) not in SALTED]
+    if len(chosen) > MAX_KEYS:
+        return (
+            f"a dict with {len(chosen):,} keys other than str and bytes, more than {MAX_KEYS:,}; "
+            "pass str keys or list(….items())"
+        )
+    # Sorted, because a set of these hashes could take just as long.
+    hashes = sorted(map(hash, chosen))
+    if any(map(eq, hashes, hashes[MAX_EQUAL_HASHES:])):
+        return f"a dict with more than {MAX_EQUAL_HASHES} keys of one hash; pass str keys or list(….items())"
+    return None
 
 
 def too_large(size: int, limit: int, what: str) -> PayloadTooLargeError:
@@ -94,6 +118,8 @@ def _shown(path: list[str], step: str) -> str:
 
 def _trouble(part: Any) -> str | None:
     kind = type(part)
+    if kind is dict:
+        return keys_trouble(part)
     if kind in ALWAYS_FINE or kind in CONTAINERS:
         return None
     if kind is str:

@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from djqueue.backup import transfer
+from djqueue.backup import archive, transfer
 from djqueue.backup.archive import PART_RECORDS, ArchiveWriter, read_archive
 from djqueue.backup.store import BackupStore
 from djqueue.core.errors import BackupDamagedError, BackupError, OptionError
@@ -111,6 +111,38 @@ def test_archive_memory_use_is_independent_of_number_of_jobs(
         tracemalloc.stop()
     assert taken.raw_size > 2_500_000 * pages
     assert peak < 16_000_000
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (b"\xdd" + (3 * 10**5).to_bytes(4) + b"\x90" * 3 * 10**5, "more than 50,000 values"),
+        (
+            msgpack.packb({**a_job(), "progress": b"\xdd" + (3 * 10**5).to_bytes(4) + b"\x90" * 3 * 10**5}),
+            "more than 50,000 values",
+        ),
+        (msgpack.packb({**a_job(), "payload": bytes(30 * 10**6)}), "raise MAX_PAYLOAD or MAX_ITEMS_SIZE"),
+        (b"\xdd\xff\xff\xff\xff" * 400, "ends too early"),
+    ],
+    ids=["many values", "many values of progress", "many bytes", "false lengths"],
+)
+def test_small_archive_that_would_take_much_memory_is_rejected(
+    record: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive, "MAX_BESIDE", 0)
+    monkeypatch.setattr(archive, "MAX_VALUES", 50_000)
+    header = {"format": 1, "records": 1, "djqueue": "1.0"}
+    data = gzip.compress(b"".join((msgpack.packb(header), msgpack.packb([JOB, "q", 1]), record)), 1)
+    assert len(data) < 200_000
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(BackupDamagedError, match=reason):
+            list(read_archive(io.BytesIO(data), "x"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < (100_000_000 if b"payload" in record else 10_000_000)
 
 
 def test_archive_counts_queue_settings(store: BackupStore, storage: MemoryStorage, clock: AheadClock) -> None:

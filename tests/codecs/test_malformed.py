@@ -1,6 +1,9 @@
 """Malformed bytes raise SerializationError and nothing else."""
 
 import struct
+from datetime import UTC, datetime
+from decimal import Decimal
+from uuid import UUID
 
 import msgpack
 import pytest
@@ -122,3 +125,59 @@ def test_every_bytes_like_object_is_decoded(kind):
 def test_objects_other_than_bytes_are_rejected(data):
     with pytest.raises(SerializationError, match="expected bytes"):
         decode(data, MSGPACK)
+
+
+# Keys that were chosen to have one hash: a dict of a few thousand of them takes minutes.
+
+SAME_HASH = {
+    UUID: lambda number: UUID(int=number * (2**61 - 1)),
+    Decimal: lambda number: Decimal(number * (2**61 - 1)),
+    tuple: lambda number: ("a", UUID(int=number * (2**61 - 1))),
+}
+
+
+def mapping(keys):
+    """Return the bytes of a dict, which need not be filled for that."""
+    return b"\xdf" + struct.pack(">I", len(keys)) + b"".join(encode(key, MSGPACK) + b"\x01" for key in keys)
+
+
+@pytest.mark.parametrize("kind", SAME_HASH, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("where", [b"", b"\x92\x01", b"\x92" + MARK, b"\x81\xa1a"], ids=repr)
+def test_keys_of_one_hash_are_rejected(kind, where):
+    keys = [SAME_HASH[kind](number) for number in range(1, 1_000)]
+    assert len({hash(key) for key in keys}) == 1
+
+    with pytest.raises(SerializationError, match="more than 64 keys of one hash"):
+        decode(where + mapping(keys), MSGPACK)
+    with pytest.raises(SerializationError, match=r"^payload\[0\]: a dict with more than 64 keys of one"):
+        encode([dict.fromkeys(keys[:200])], MSGPACK)
+
+
+def test_too_many_keys_without_salted_hashes_are_rejected():
+    keys = range(10_001)
+
+    with pytest.raises(SerializationError, match="10,001 keys other than str and bytes, more than 10,000"):
+        decode(mapping(keys), MSGPACK)
+    with pytest.raises(SerializationError, match=r"^payload.counts: a dict with 10,001 keys other"):
+        encode({"counts": dict.fromkeys(keys)}, MSGPACK)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {number: -number for number in range(10_000)},
+        {str(number): number for number in range(20_000)},
+        {b"%d" % number: (number,) for number in range(20_000)},
+        {2.0**power: power for power in range(-1_074, 1_024)},
+        {
+            datetime(2030, 1, 1, 1, minute, second, tzinfo=UTC): (1, 2)
+            for minute in range(60)
+            for second in range(60)
+        },
+        {(row, column): [{}] for row in range(90) for column in range(90)},
+        [{UUID(int=number): {number: number}} for number in range(1_000)],
+    ],
+    ids=["int", "str", "bytes", "powers of two", "datetime", "tuple", "small dicts"],
+)
+def test_large_dict_of_usual_keys_round_trips(value):
+    assert decode(encode(value, MSGPACK), MSGPACK) == value

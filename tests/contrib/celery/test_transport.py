@@ -126,7 +126,7 @@ def test_malformed_message_becomes_a_dead_letter_and_the_next_one_is_delivered(
 def test_maintenance_ends_without_consumers_and_held_messages(
     connection: kombu.Connection, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("djqueue.contrib.celery.broker.ROUND", 0.2)
+    monkeypatch.setattr("djqueue.contrib.celery.broker.MAINTENANCE_INTERVAL", 0.2)
 
     def is_maintained() -> bool:
         broker = connection.transport.broker

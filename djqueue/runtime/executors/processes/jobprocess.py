@@ -33,9 +33,9 @@ MAX_TARGET = 300
 """Maximum of characters of a host in the log."""
 MAX_DENIED = 20
 """Maximum of log lines about denied accesses of one job."""
-LOOK = 10
+CHECKS_PER_LOOK = 10
 """Checks of memory of which one looks at that which is not resident, even if no address space was added."""
-HURRY = 1_000
+FAST_STEP = 1_000
 """Milliseconds between the steps that end a job whose worker stops, or whose lease is lost."""
 
 
@@ -166,7 +166,7 @@ class JobProcess:
             # Forked processes share memory, which counts once.
             return used if len(pids) == 1 else procfs.exact_memory(pids)
         self._ticks += 1
-        if mapped != self._mapped or self._ticks % LOOK == 0:
+        if mapped != self._mapped or self._ticks % CHECKS_PER_LOOK == 0:
             self._mapped = mapped
             if used + procfs.unmapped_memory(pids) > limit:
                 return procfs.exact_memory(pids)
@@ -181,10 +181,10 @@ class JobProcess:
             # Another attempt may run already: what this one asked for is no longer wanted.
             self._messages.interrupt()
         if self._step is None:
-            grace = self.limits.grace if stop in (Stop.TIMEOUT, Stop.REQUESTED) else HURRY
+            grace = self.limits.grace if stop in (Stop.TIMEOUT, Stop.REQUESTED) else FAST_STEP
             self._step = self._loop.call_later(grace / 1_000, self._interrupt, grace)
         elif stop is Stop.LOST:
-            self._after(HURRY, lambda: self.kill("stop"))
+            self._after(FAST_STEP, lambda: self.kill("stop"))
 
     def kill(self, why: str) -> None:
         """Kill the process; the owner learns when it has ended."""

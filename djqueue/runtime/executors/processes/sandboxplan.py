@@ -1,6 +1,5 @@
 """The sandbox of a template process, as its worker chooses it: paths, environment and databases."""
 
-import logging
 import os
 import stat
 import sys
@@ -15,11 +14,12 @@ from django.conf import settings as django_settings
 
 from djqueue.conf import get_settings, has_django
 from djqueue.core.errors import ConfigurationError, OptionError
+from djqueue.core.logs import Log
 from djqueue.core.permissions import Permissions
 from djqueue.runtime.executors.sandbox.apply import missing_layers
 from djqueue.runtime.executors.sandbox.paths import contains, interpreter_paths, may_be_secret, real_path
 
-logger = logging.getLogger("djqueue.worker")
+logger = Log("djqueue.worker")
 
 VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "DJANGO_SETTINGS_MODULE")
 """Environment variables that a sandboxed process always has, besides LC_*."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core import checks
+from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules, import_string, module_has_submodule
 from django.utils.translation import gettext_lazy as _
 
@@ -39,6 +40,7 @@ class DjqueueConfig(AppConfig):
         """Import the modules that define jobs, and register what workers do besides running jobs."""
         from .storage.chores import makers
 
+        post_migrate.connect(_after_flush, sender=self)
         makers["schedules"] = _schedules
         makers["bulk operations"] = _bulk_operations
 
@@ -50,6 +52,14 @@ class DjqueueConfig(AppConfig):
         # With invalid settings, importing a project's modules may raise any error. Check E001 reports them.
         if not is_wrong(given):
             _import_jobs(get_settings().modules)
+
+
+def _after_flush(using: str, **_: Any) -> None:
+    """Close the storage after `migrate`, and after `flush`, with which a TransactionTestCase ends."""
+    if "djqueue.client" in sys.modules:
+        from .client.storages import close_storage_of
+
+        close_storage_of(using)
 
 
 def _may_define_jobs(given: Any) -> bool:

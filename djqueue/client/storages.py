@@ -82,6 +82,16 @@ def close_storage() -> None:
         storage.close()
 
 
+def close_storage_of(alias: str) -> None:
+    """Close the process's storage if its jobs are in this database.
+
+    Its connections would keep a test database from being dropped.
+    """
+    storage = _storage
+    if storage is not None and storage.capabilities.database == alias:
+        close_storage()
+
+
 def _on_setting_changed(*, setting: str, **_: object) -> None:
     if setting in ("DJQUEUE", "DATABASES"):
         close_storage()

@@ -21,8 +21,6 @@ from urllib.parse import quote
 from django.contrib.admin import AdminSite
 from django.core.signals import setting_changed
 from django.db import DEFAULT_DB_ALIAS, Error, InterfaceError, OperationalError, connections
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.utils import CursorWrapper
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.template.loader import render_to_string
 from django.template.response import SimpleTemplateResponse
@@ -299,15 +297,9 @@ def _broken_alias(error: Exception) -> str | None:
     """Return the alias of the PostgreSQL database whose connection failed with this error."""
     if not isinstance(error, (OperationalError, InterfaceError)):
         return None
-    step = error.__traceback__
-    while step is not None:
-        owner: Any = step.tb_frame.f_locals.get("self")
-        # Check the type: isinstance would evaluate lazy objects.
-        wrapper: Any = owner.db if issubclass(type(owner), CursorWrapper) else owner
-        if issubclass(type(wrapper), BaseDatabaseWrapper):
-            return wrapper.alias if _is_broken(wrapper) else None
-        step = step.tb_next
-    return None
+    # A failed attempt to connect sets the flag, too.
+    failed = (found for found in postgresql_connections() if found.errors_occurred and _is_broken(found))
+    return next((wrapper.alias for wrapper in failed), None)
 
 
 def _is_broken(wrapper: Any) -> bool:

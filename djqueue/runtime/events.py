@@ -259,6 +259,11 @@ class RunEvents:
         ERROR, "Worker %s: %d processes that jobs have left behind could not be killed"
     )
 
+    def status_unknown(self, pid: int, error: BaseException) -> None:
+        """Log that it is unknown how a process of a job has ended."""
+        text = "Worker %s: the template process could not tell how the process %d of a job has ended (%s)"
+        logger.warning(text, self._worker_id, pid, type_name(error))
+
     def template_failed(self, error: BaseException, retry: float) -> None:
         """Log that the template process of jobs in processes of their own failed."""
         logger.error(

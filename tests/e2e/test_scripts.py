@@ -1,4 +1,4 @@
-"""Short scripts of a project, which end without closing anything."""
+"""Scripts and test cases of a project, which end without closing anything."""
 
 import subprocess
 import sys
@@ -7,6 +7,8 @@ import pytest
 
 from tests.runtime.project import Project
 from tests.support import PATIENCE
+
+from .load import postgresql
 
 pytestmark = pytest.mark.slow
 
@@ -24,6 +26,57 @@ await asyncio.to_thread(storage.connect)
 await queue.aenqueue(21, name="double")
 print(42)
 """
+
+
+TEST_CASE = """
+from django.test import TransactionTestCase
+from djqueue import Worker
+from shop.jobs import double
+
+class DoubleTests(TransactionTestCase):
+    def test_sync(self):
+        with Worker():
+            self.assertEqual(double.enqueue_and_wait(21, wait=60), 42)
+
+    def test_sync_again(self):
+        self.test_sync()
+
+    async def test_async(self):
+        async with Worker():
+            self.assertEqual(await double.aenqueue_and_wait(21, wait=60), 42)
+
+    async def test_async_again(self):
+        await self.test_async()
+"""
+JOB = """
+from djqueue import job
+
+@job
+def double(number):
+    return 2 * number
+"""
+
+
+def run_tests_twice(project: Project) -> None:
+    (project.folder / "test_double.py").write_text(TEST_CASE)
+    for _ in range(2):
+        done = project.manage("test", "test_double", "--noinput")
+
+        assert done.returncode == 0, done.stderr
+        assert "Ran 4 tests" in done.stderr
+
+
+def test_transaction_test_case_with_an_embedded_worker_works_twice(tmp_path):
+    project = Project(tmp_path, JOB, ON_SQLITE + 'DATABASES["default"]["TEST"] = {"NAME": "test.sqlite3"}')
+
+    run_tests_twice(project)
+
+
+@pytest.mark.thorough
+def test_transaction_test_case_with_an_embedded_worker_works_twice_on_postgresql(tmp_path, postgres_server):
+    database = postgresql(postgres_server.create_database())
+
+    run_tests_twice(Project(tmp_path, JOB, f'DATABASES["default"] = {database!r}\nDJQUEUE = {{}}\n'))
 
 
 @pytest.mark.parametrize("body", [EMBEDDED_WORKER, ASYNC_CALL], ids=["embedded worker", "async call"])

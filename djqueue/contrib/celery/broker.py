@@ -281,16 +281,17 @@ def _lease(job: Claimed) -> Lease:
     return Lease(job.queue, job.id, job.token)
 
 
-_brokers: "weakref.WeakKeyDictionary[Storage, Broker]" = weakref.WeakKeyDictionary()
+_brokers: "weakref.WeakValueDictionary[int, Broker]" = weakref.WeakValueDictionary()
+"""By the identity of their storages, which they keep alive: the transports that use a broker keep both."""
 _brokers_lock = threading.Lock()
 
 
 def broker_for(storage: Storage) -> Broker:
     """Return the broker of a storage, shared by all transports of this process."""
     with _brokers_lock:
-        broker = _brokers.get(storage)
+        broker = _brokers.get(id(storage))
         if broker is None:
-            broker = _brokers[storage] = Broker(storage)
+            broker = _brokers[id(storage)] = Broker(storage)
         return broker
 
 

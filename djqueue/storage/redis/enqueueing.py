@@ -21,7 +21,7 @@ from .records import pack_text, text
 from .roundtrips import ScriptCall, Steps
 from .scripts import script
 
-Part = tuple[Sequence[str], ScriptCall]
+EnqueueCall = tuple[Sequence[str], ScriptCall]
 """A call, and the ids of its jobs."""
 QUEUED = [0, 0]
 """The usual answer of `add.lua`: all jobs are new, and there is nothing else to do."""
@@ -89,11 +89,11 @@ class Enqueueing:
         answers = yield [call for _, call in parts]
         return (yield from self._results(parts, answers))
 
-    def _results(self, parts: Sequence[Part], answers: list[Any]) -> Steps[list[EnqueueResult]]:
+    def _results(self, parts: Sequence[EnqueueCall], answers: list[Any]) -> Steps[list[EnqueueResult]]:
         # The queue was obliterated meanwhile: it has to be listed again before it gets jobs.
         missing = [position for position, answer in enumerate(answers) if answer[1] == b"unlisted"]
         if missing:
-            calls = [parts[position][1] for position in missing]
+            calls = [call for position, (_, call) in enumerate(parts) if position in missing]
             yield from self._keyspace.begin({call.queue.queue for call in calls})
             again = yield [call._replace(arguments=[b"1", *call.arguments[1:]]) for call in calls]
             for position, answer in zip(missing, again, strict=True):
@@ -116,7 +116,7 @@ class Enqueueing:
             raise refused
         return results
 
-    def direct(self, batch: Batch) -> Part | None:
+    def direct(self, batch: Batch) -> EnqueueCall | None:
         """Return the one call that enqueues a batch; None if `steps` has to."""
         if (
             batch.queue not in self._keyspace.known
@@ -127,16 +127,17 @@ class Enqueueing:
         ):
             return None
         [part] = self._parts(batch, listed=False, bounded=False, trusted=True)
-        return None if part[1].replicas else part
+        _, call = part
+        return None if call.replicas else part
 
-    def direct_results(self, part: Part, answer: Any) -> list[EnqueueResult]:
+    def direct_results(self, part: EnqueueCall, answer: Any) -> list[EnqueueResult]:
         """Return the results of the call of `direct`."""
         ids, call = part
         if answer == QUEUED:
             return _queued(call.queue.queue, ids)
         return self._keyspace.run_in_time(self._results([part], [answer]))
 
-    async def adirect_results(self, part: Part, answer: Any) -> list[EnqueueResult]:
+    async def adirect_results(self, part: EnqueueCall, answer: Any) -> list[EnqueueResult]:
         """Async version of `direct_results`."""
         ids, call = part
         if answer == QUEUED:
@@ -153,7 +154,9 @@ class Enqueueing:
                 if state is None:
                     raise OptionError(f"depends_on: queue {queue!r} has no job {job_id!r}")
 
-    def _parts(self, batch: Batch, *, listed: bool, bounded: bool, trusted: bool = False) -> Iterable[Part]:
+    def _parts(
+        self, batch: Batch, *, listed: bool, bounded: bool, trusted: bool = False
+    ) -> Iterable[EnqueueCall]:
         """Yield the calls of a batch. trusted: fresh ids are new, since the batch comes once."""
         keys, policy = self._keyspace.keys(batch.queue), self._keyspace.policy(batch.queue)
         bounded = bounded and policy.max_size is not None

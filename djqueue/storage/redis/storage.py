@@ -33,7 +33,7 @@ from .bulkwrites import RedisBulkWriteReports, RedisStaging
 from .changes import ChangeStream, RedisFeed
 from .claiming import Claiming
 from .connections import Connections
-from .enqueueing import Enqueueing, Part
+from .enqueueing import EnqueueCall, Enqueueing
 from .export import RedisExport
 from .jobs import RedisJobs
 from .keyspace import Keyspace
@@ -210,7 +210,7 @@ class RedisStorage(Storage):
             yield from super().enqueue_each(batches)
             return
         source = iter(batches)
-        parts: deque[tuple[Batch, Part]] = deque()
+        parts: deque[tuple[Batch, EnqueueCall]] = deque()
         other: list[Batch] = []
 
         def calls() -> Iterator[ScriptCall]:
@@ -222,7 +222,8 @@ class RedisStorage(Storage):
                     other.append(batch)
                     return
                 parts.append((batch, part))
-                yield part[1]
+                _, call = part
+                yield call
 
         while True:
             for answer in self._roundtrips.stream(calls()):
@@ -237,14 +238,16 @@ class RedisStorage(Storage):
         part = self._enqueueing.direct(batches[0]) if len(batches) == 1 and self.outbox is None else None
         watching = self.events.take_deferred(batches)
         if watching and part is not None and not self._connections.is_cluster:
-            *_, answer = self._roundtrips.stream([*watching, part[1]])
+            _, enqueue = part
+            *_, answer = self._roundtrips.stream([*watching, enqueue])
             return self._enqueueing.direct_results(part, answer)
         for call in watching:
             self._roundtrips.call(call)
         if self.outbox is not None:
             return self.outbox.enqueue(batches)
         if part is not None:
-            return self._enqueueing.direct_results(part, self._roundtrips.call(part[1]))
+            _, enqueue = part
+            return self._enqueueing.direct_results(part, self._roundtrips.call(enqueue))
         with within(self._patience(batches)):
             return self._keyspace.run(self._enqueueing.steps(batches))
 
@@ -258,7 +261,8 @@ class RedisStorage(Storage):
         if self.outbox is not None:
             return await self.outbox.aenqueue(batches)
         if len(batches) == 1 and (part := self._enqueueing.direct(batches[0])) is not None:
-            return await self._enqueueing.adirect_results(part, await self._roundtrips.acall(part[1]))
+            _, enqueue = part
+            return await self._enqueueing.adirect_results(part, await self._roundtrips.acall(enqueue))
         with within(self._patience(batches)):
             return await self._keyspace.arun(self._enqueueing.steps(batches))
 

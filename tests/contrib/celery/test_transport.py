@@ -1,5 +1,7 @@
 """The kombu transport, on a Redis and in memory."""
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -306,6 +308,18 @@ def test_queue_of_a_dead_consumer_expires_with_its_bindings_and_messages(
     eventually(is_gone, message="the queue has expired")
     assert broker.routing.table("news") == []
     assert sum(storage.reads.counts("reader").values()) == 0
+
+
+def test_transports_of_a_storage_share_its_broker_and_do_not_outlive_it() -> None:
+    storage = MemoryStorage()
+    broker = broker_for(storage)
+    assert broker_for(storage) is broker
+    left = weakref.ref(storage)
+
+    del storage, broker
+    gc.collect()
+
+    assert left() is None
 
 
 def test_queue_of_a_live_consumer_is_renewed(connection: kombu.Connection, storage: Storage) -> None:

@@ -317,7 +317,7 @@ class JobServer:
         if self._runner is not None and (left := asyncio.all_tasks(self._runner.get_loop())):
             for task in left:
                 task.cancel()
-            with suppress(Exception):
+            with suppress(Exception, SystemExit, KeyboardInterrupt):  # The outcome of the job is known.
                 self._runner.run(_until_done(left))
         with suppress(OSError):
             os.chdir(self._folder)

@@ -414,8 +414,9 @@ class JobProcess:
             async with asyncio.timeout(REAPING):
                 await self._end_of_programs()
                 self._status = await self.template.status(self.root)
-        except Exception:
+        except Exception as error:
             # The template is stuck or closed: it is unknown how the process has ended.
+            self._owner.events.status_unknown(self.pid, error)
             self._status = -1
             kernel.signal_to(self._rootfd, signal.SIGKILL)
         self.has_ended = True

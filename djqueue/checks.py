@@ -98,6 +98,7 @@ HINTS = {
     "EXECUTOR": "One of 'inline', 'isolated' and 'subprocess'.",
     "LIMITS": "Limits of jobs in processes of their own, for example {'memory': '256 MiB', 'cpu': 60}.",
     "SANDBOX": "'require' refuses jobs whose permissions cannot be enforced here; 'degrade' accepts some.",
+    "SANDBOX_IMPORTS": "List absolute paths, such as [BASE_DIR / 'pyproject.toml'].",
     "MIDDLEWARE": "For example ['djqueue.middleware.LoggingMiddleware'].",
     "DASHBOARD": "For example {'READ_ONLY': True, 'POLL': 5}.",
     "HEALTH": "For example {'MAX_WAIT': 120, 'TIMEOUT': 1}.",

@@ -283,7 +283,8 @@ def _make_folder(folder: Path, mode: int | None) -> None:
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o777 if mode is None else mode, exist_ok=True)
-        (folder / ".gitignore").write_text("*\n")
+        with suppress(FileExistsError), (folder / ".gitignore").open("x") as file:
+            file.write("*\n")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -3,7 +3,10 @@
 Each job and queue is checked once per process.
 """
 
+from functools import partial
+
 from django.core.signals import setting_changed
+from django.db import transaction
 
 from djqueue.conf import get_settings
 from djqueue.core.errors import DjqueueError
@@ -14,6 +17,7 @@ from djqueue.storage.base import Storage
 
 from .declarations import registry
 from .envelope import DEFAULT_QUEUE
+from .transactions import open_block
 
 logger = Log("djqueue.client")
 
@@ -53,13 +57,22 @@ def is_new(batch: Batch) -> bool:
 
 
 def check(storage: Storage, batch: Batch) -> None:
-    """Warn once of a queue and of a job name that resemble a known one, and that no live worker serves."""
+    """Warn once of a queue and of a job name that resemble a known one, and that no live worker serves.
+
+    In a transaction of the caller, after its commit: reading the workers takes time, and an error would break
+    the transaction.
+    """
     if storage.capabilities.relayed:
         return
-    if batch.queue not in checked_queues:
-        check_queue(storage, batch.queue)
-    if batch.name not in checked_names:
-        check_name(storage, batch.name)
+    queue = suspect(batch.queue) if batch.queue not in checked_queues else None
+    name = suspect_name(batch.name) if batch.name not in checked_names else None
+    if queue is None and name is None:
+        return
+    warn = partial(_warn_if_unserved, storage, batch, queue, name)
+    if storage.capabilities.in_process or (alias := open_block()) is None:
+        warn()
+    else:
+        transaction.on_commit(warn, using=alias, robust=True)
 
 
 async def acheck(storage: Storage, batch: Batch) -> None:
@@ -68,10 +81,8 @@ async def acheck(storage: Storage, batch: Batch) -> None:
         return
     queue = suspect(batch.queue) if batch.queue not in checked_queues else None
     name = suspect_name(batch.name) if batch.name not in checked_names else None
-    if queue is not None and not await storage.acall(is_served, storage, batch.queue):
-        _warn_of_queue(batch.queue, queue)
-    if name is not None and not await storage.acall(is_handled, storage, batch.name):
-        _warn_of_job(batch.name, name)
+    if queue is not None or name is not None:
+        await storage.acall(_warn_if_unserved, storage, batch, queue, name)
 
 
 def suspect_name(name: str) -> str | None:
@@ -86,13 +97,6 @@ def suspect_name(name: str) -> str | None:
     return None if name in known else similar(name, known)
 
 
-def check_name(storage: Storage, name: str) -> None:
-    """Warn once of a job name that resembles a job's of this process, and that no live worker handles."""
-    meant = suspect_name(name)
-    if meant is not None and not is_handled(storage, name):
-        _warn_of_job(name, meant)
-
-
 def suspect(queue: str) -> str | None:
     """Return the declared queue that an unknown name may be a typo of, or None.
 
@@ -103,13 +107,6 @@ def suspect(queue: str) -> str | None:
     checked_queues.add(queue)
     known = declared_queues()
     return None if queue in known else similar(queue, known)
-
-
-def check_queue(storage: Storage, queue: str) -> None:
-    """Warn once of a queue that is neither declared nor served, but resembles a declared one."""
-    meant = suspect(queue)
-    if meant is not None and not is_served(storage, queue):
-        _warn_of_queue(queue, meant)
 
 
 def declared_queues() -> set[str]:
@@ -134,6 +131,14 @@ def is_handled(storage: Storage, name: str) -> bool:
     except DjqueueError as error:
         logger.debug("Could not read the workers that handle job %r: %s", name, error)
         return True
+
+
+def _warn_if_unserved(storage: Storage, batch: Batch, queue: str | None, name: str | None) -> None:
+    """Warn of a queue or a job name that may be meant for another one, unless a worker serves it."""
+    if queue is not None and not is_served(storage, batch.queue):
+        _warn_of_queue(batch.queue, queue)
+    if name is not None and not is_handled(storage, batch.name):
+        _warn_of_job(batch.name, name)
 
 
 def _warn_of_job(name: str, meant: str) -> None:

@@ -46,6 +46,16 @@ def open_alias(storage: Storage, when: When) -> str | None:
     return alias if connection.in_atomic_block or is_by_hand else None
 
 
+def open_block() -> str | None:
+    """Return the alias of a database of which the caller is in an `atomic()` block; None if there is none."""
+    if not has_django():
+        return None
+    from django.db import connections
+
+    opened = connections.all(initialized_only=True)
+    return next((connection.alias for connection in opened if connection.in_atomic_block), None)
+
+
 async def aopen_alias(storage: Storage, when: When) -> str | None:
     """Async version of `open_alias`."""
     return await sync_to_async(open_alias)(storage, when) if when else None

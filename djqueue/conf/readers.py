@@ -473,6 +473,15 @@ def _sandbox(key: str, value: Any) -> dict[str, Any]:
     return {key.lower(): _one_of(value, SANDBOXES, key)}
 
 
+def _paths(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, (list, tuple)):
+        raise ConfigurationError(f"must be a list of absolute paths; got {value!r}")
+    for path in value:
+        if not isinstance(path, (str, Path)) or not Path(path).is_absolute():
+            raise ConfigurationError(f"must be a list of absolute paths; got {path!r} in it")
+    return {key.lower(): tuple(map(str, value))}
+
+
 def _metrics(key: str, value: Any) -> dict[str, Any]:
     given = _mapping(value, {"MINUTE", "HOUR", "DAY"})
     return {
@@ -509,6 +518,7 @@ READERS = {
     "EXECUTOR": _executor,
     "LIMITS": _limits,
     "SANDBOX": _sandbox,
+    "SANDBOX_IMPORTS": _paths,
     "MIDDLEWARE": _middleware,
     "DASHBOARD": _dashboard,
     "HEALTH": _health,

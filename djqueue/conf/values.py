@@ -136,6 +136,8 @@ class Settings:
     """Executor of jobs whose job type and queue name none."""
     sandbox: str = REQUIRE
     """Behavior where the system cannot enforce the permissions of a job: one of `executors.SANDBOXES`."""
+    sandbox_imports: tuple[str, ...] = ()
+    """Files and directories that modules of jobs with permissions may read while they are imported."""
     limits: Mapping[str, Any] = field(default_factory=dict)
     """Default limits of jobs in processes of their own, as fields of `JobLimits`."""
 

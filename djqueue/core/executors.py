@@ -29,6 +29,9 @@ class JobLimits:
     """Bytes of resident memory of the process and of those that it starts. Checked 20 times a second."""
     cpu: int | None = None
     """Milliseconds of processor time of the process. Checked 20 times a second."""
+    processes: int | None = 512
+    """Number of processes and threads of the job, with those that its programs start. Checked 20 times a
+    second."""
     files: int | None = 1_024
     """Number of files that the process may have open."""
     file_size: int | None = 1024 * MIB
@@ -44,7 +47,7 @@ class JobLimits:
 LIMITS = frozenset(field.name for field in fields(JobLimits))
 """Names of the limits."""
 MOST_COUNT = 2**20
-"""Maximum of files and of jobs: what Linux allows a process to open."""
+"""Maximum of files, processes and jobs: what Linux allows a process to open."""
 NO_LIMITS: Mapping[str, Any] = {}
 DEFAULT_LIMITS = JobLimits()
 SIZES = frozenset({"memory", "file_size", "output"})

@@ -424,8 +424,8 @@ class DeadLetterRecord(NamedTuple):
     id: str
     reason: str
     """explicit_fail | max_attempts_exceeded | timeout | stalled | ttl_expired | worker_lost |
-    worker_crashed | memory_limit | cpu_limit | dependency_failed | enqueue_rejected | invalid_payload |
-    invalid_result | unknown"""
+    worker_crashed | memory_limit | cpu_limit | process_limit | dependency_failed | enqueue_rejected |
+    invalid_payload | invalid_result | unknown"""
     entered_at: int
     expires_at: int
     retries: int = 0
@@ -475,6 +475,7 @@ DEAD_LETTER_REASONS = (
     "worker_crashed",
     "memory_limit",
     "cpu_limit",
+    "process_limit",
     "dependency_failed",
     REJECTED,
     "invalid_payload",

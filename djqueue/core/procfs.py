@@ -2,13 +2,19 @@
 
 import os
 import socket
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4_096
+BLOCK = 512
+"""Bytes of a block, as `os.stat` counts them."""
 TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
-MAX_DESCENDANTS = 256
+MAX_DESCENDANTS = 4_096
 """Maximum of descendants of a process that are looked at."""
+SHARED = (b"/dev/zero (deleted)", b"/memfd:", b"/dev/shm/", b"/SYSV")
+"""Beginnings of the names of mapped memory that exists on its own, also where no process has it mapped."""
 
 
 class ProcessStat(NamedTuple):
@@ -16,6 +22,7 @@ class ProcessStat(NamedTuple):
 
     state: str
     """R running | S, D sleeping | T, t stopped | Z zombie | X dead, and others."""
+    parent: int
     processor_time: float
     """Seconds of processor time that the process has used."""
     threads: int
@@ -33,7 +40,9 @@ def stat(pid: int) -> ProcessStat | None:
     fields = text.rpartition(")")[2].split()
     if len(fields) < 20:
         return None
-    return ProcessStat(fields[0], (int(fields[11]) + int(fields[12])) / TICKS, int(fields[17]), fields[19])
+    return ProcessStat(
+        fields[0], int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS, int(fields[17]), fields[19]
+    )
 
 
 def lock_holders(path: str, byte: int | None = None) -> list[str]:
@@ -144,6 +153,12 @@ def children(pid: int) -> list[int]:
     return pids
 
 
+def parent(pid: int) -> int:
+    """Return the parent of a process; 0 if it has ended."""
+    found = stat(pid)
+    return 0 if found is None else found.parent
+
+
 def descendants(pid: int) -> list[int]:
     """Return the descendants of a process, parents first; at most `MAX_DESCENDANTS`."""
     pids: list[int] = []
@@ -155,35 +170,127 @@ def descendants(pid: int) -> list[int]:
     return pids[:MAX_DESCENDANTS]
 
 
-def memory(pid: int) -> int:
-    """Return the resident bytes of a process; 0 if it has ended."""
+def threads(pid: int) -> int:
+    """Return the number of threads of a process; 0 if it has ended."""
     try:
-        with open(f"/proc/{pid}/statm", "rb", buffering=0) as file:
-            return int(file.read(64).split()[1]) * PAGE_SIZE
-    except (OSError, IndexError):
+        # A directory has a link for each directory in it, and two more.
+        return os.stat(f"/proc/{pid}/task").st_nlink - 2
+    except OSError:
         return 0
 
 
-def proportional_memory(pid: int) -> int:
-    """Return the resident bytes of a process, with its share of those that others use, too."""
+def memory(pid: int) -> int:
+    """Return the resident bytes of a process; 0 if it has ended."""
+    return mapped_and_resident(pid)[1]
+
+
+def mapped_and_resident(pid: int) -> tuple[int, int]:
+    """Return the bytes of the address space of a process, and those that are resident; 0 if it has ended."""
     try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1_024
+        mapped, resident = _statm(f"/proc/{pid}")
+        if not mapped:
+            mapped, resident = _statm(_with_memory(pid))
     except (OSError, ValueError):
-        # It has ended, or the system does not provide this.
-        return memory(pid)
-    return memory(pid)
+        return 0, 0
+    return mapped * PAGE_SIZE, resident * PAGE_SIZE
 
 
-def memory_of_all(pid: int, limit: int) -> int:
-    """Return the resident bytes of a process and its descendants, exactly if they exceed a limit."""
-    pids = [pid, *descendants(pid)]
-    used = sum(map(memory, pids))
-    if used <= limit or len(pids) == 1:
-        return used
-    # Forked processes share memory, which counts once. Finding out takes milliseconds.
-    return sum(map(proportional_memory, pids))
+def unmapped_memory(pids: Iterable[int]) -> int:
+    """Return at most how many bytes some processes use beside their resident ones.
+
+    These are the pages in the swap and huge pages, and all shared memory: `madvise` takes the pages of
+    such memory from a process, and does not free them.
+    """
+    return sum(map(_swapped, pids)) + sum(_shared_objects(pids).values())
+
+
+def exact_memory(pids: Sequence[int]) -> int:
+    """Return the bytes that some processes use; what they share counts once. This takes milliseconds."""
+    private = shared = 0
+    for pid in pids:
+        sizes = _kilobytes(pid, "smaps_rollup")
+        # What has ended meanwhile, or may not be read, counts by its resident bytes.
+        private += sizes["Pss"] - sizes.get("Pss_Shmem", 0) if "Pss" in sizes else memory(pid)
+        private += _swapped(pid)
+        shared += sizes.get("Pss_Shmem", 0)
+    return private + max(shared, sum(_shared_objects(pids).values()))
+
+
+def _with_memory(pid: int) -> str:
+    """Return the folder of /proc of a thread that still has the memory of a process.
+
+    The first thread may have ended before the others; the process then appears without any.
+    """
+    found = stat(pid)
+    if found is not None and found.state == "Z" and found.threads > 1:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            if int(task) != pid:
+                return f"/proc/{pid}/task/{task}"
+    return f"/proc/{pid}"
+
+
+def _statm(folder: str) -> tuple[int, int]:
+    with open(f"{folder}/statm", "rb", buffering=0) as file:
+        mapped, resident, *_ = map(int, file.read(64).split())
+    return mapped, resident
+
+
+def _kilobytes(pid: int, name: str) -> dict[str, int]:
+    """Return the fields of a file of /proc that are sizes, in bytes."""
+    sizes = {}
+    try:
+        for line in Path(f"{_with_memory(pid)}/{name}").read_text(errors="replace").splitlines():
+            if line.endswith(" kB"):
+                field, size, _ = line.rsplit(maxsplit=2)
+                sizes[field.rstrip(":")] = int(size) * 1_024
+    except (OSError, ValueError):
+        return {}
+    return sizes
+
+
+def _swapped(pid: int) -> int:
+    sizes = _kilobytes(pid, "status")
+    return sizes.get("VmSwap", 0) + sizes.get("HugetlbPages", 0)
+
+
+def _shared_objects(pids: Iterable[int]) -> dict[tuple[int, int, int], int]:
+    """Return the bytes of the shared memory that some processes have mapped or open, each object once."""
+    sizes: dict[tuple[int, int, int], int] = {}
+    for pid in pids:
+        with suppress(OSError):  # It has ended, or belongs to another user.
+            folder = _with_memory(pid)
+            for key, size in _mapped_objects(folder):
+                sizes[key] = max(size, sizes.get(key, 0))
+            sizes.update(_open_objects(folder))
+    return sizes
+
+
+def _mapped_objects(folder: str) -> Iterator[tuple[tuple[int, int, int], int]]:
+    """Yield an object and its bytes for each mapping. Only root can see how many of them are in use."""
+    maps = Path(f"{folder}/maps").read_bytes()
+    if not any(name in maps for name in SHARED):
+        return
+    for line in maps.splitlines():
+        area, _, offset, device, inode, *name = line.split(maxsplit=5)
+        if not name or not name[0].startswith(SHARED):
+            continue
+        major, _, minor = device.partition(b":")
+        start, _, end = area.partition(b"-")
+        size = int(offset, 16) + int(end, 16) - int(start, 16)
+        with suppress(OSError):
+            size = os.stat(f"{folder}/map_files/{area.decode()}").st_blocks * BLOCK
+        yield (int(major, 16), int(minor, 16), int(inode)), size
+
+
+def _open_objects(folder: str) -> Iterator[tuple[tuple[int, int, int], int]]:
+    """Yield an object and its bytes in use for each descriptor."""
+    for name in os.listdir(f"{folder}/fd"):
+        path = f"{folder}/fd/{name}"
+        with suppress(OSError):  # It was closed in the meantime.
+            if os.fsencode(os.readlink(path)).startswith(SHARED):
+                found = os.stat(path)
+                key = os.major(found.st_dev), os.minor(found.st_dev), found.st_ino
+                yield key, found.st_blocks * BLOCK
 
 
 def processor_time(pid: int) -> float:

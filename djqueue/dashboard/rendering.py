@@ -43,6 +43,7 @@ REASONS = {
     "worker_crashed": gettext_lazy("process crashed"),
     "memory_limit": gettext_lazy("too much memory"),
     "cpu_limit": gettext_lazy("too much processor time"),
+    "process_limit": gettext_lazy("too many processes"),
     "dependency_failed": gettext_lazy("dependency failed"),
     "enqueue_rejected": gettext_lazy("rejected by a bulk write"),
     "invalid_payload": gettext_lazy("invalid payload"),

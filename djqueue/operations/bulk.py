@@ -6,7 +6,7 @@ conditional update. If it dies within a part, that part is done again: a job tha
 cannot be retried or removed a second time.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from math import inf
 from secrets import token_hex
@@ -31,6 +31,8 @@ JOBS_PER_CALL = 500
 """Jobs per call of the storage."""
 PARTS_PER_SWEEP = 20
 """Operations per sweep, and parts of each; the rest waits for the next sweep."""
+MAX_ROUND_TIME = 500
+"""Milliseconds of a sweep after which no further part is begun."""
 HOLD_TIME = 30_000
 """Milliseconds for which a process holds a row without renewing it."""
 MAX_PREVIEWED = 10_000
@@ -222,15 +224,29 @@ class Bulk:
         self._alias = alias
         self._clock = clock
         self._holder = token_hex(8)
+        self._last = 0
+        """Key of the operation of which the last part was done."""
 
     def work(self) -> int:
-        """Do some parts of the due operations; return the number of jobs that have an outcome now."""
-        now = self._clock.now()
+        """Do some parts of the due operations in turn; return the number of jobs that have an outcome now.
+
+        At least one part is done, and none is begun after `MAX_ROUND_TIME`: the sweeps wait meanwhile.
+        """
+        now, until = self._clock.now(), self._clock.monotonic() + MAX_ROUND_TIME
         count = 0
         due = _open(self._alias).filter(Q(held_until__lte=now) | Q(holder=self._holder), start_at__lte=now)
-        for row in due.order_by("pk")[:PARTS_PER_SWEEP]:
-            if self._take(row):
-                count += self._continue(row)
+        # Those after the last one come first, so that each operation gets its turn.
+        rows = sorted(due.order_by("pk")[:PARTS_PER_SWEEP], key=lambda row: (row.pk <= self._last, row.pk))
+        turns = deque((row.pk, self._parts(row)) for row in rows)
+        while turns:
+            pk, parts = turns.popleft()
+            done = next(parts, None)
+            if done is not None:
+                self._last = pk
+                count += done
+                turns.append((pk, parts))
+            if self._clock.monotonic() >= until:
+                break
         return count
 
     def leave(self) -> None:
@@ -248,18 +264,20 @@ class Bulk:
         row.refresh_from_db(using=self._alias)
         return True
 
-    def _continue(self, row: BulkOperation) -> int:
+    def _parts(self, row: BulkOperation) -> Iterator[int]:
+        """Do the parts of an operation one by one, and yield how many jobs each of them had."""
+        if not self._take(row):
+            return
         selection = Selection.from_json(row.filter)
-        total = 0
         for _ in range(PARTS_PER_SWEEP):
             limit = self._allowed(row)
             if not limit:
-                break
+                return
             outcomes, position = self._do_part(row, selection, limit)
-            total += sum(outcomes.values())
-            if not self._save_progress(row, outcomes, position) or position is None:
-                break
-        return total
+            goes_on = self._save_progress(row, outcomes, position) and position is not None
+            yield sum(outcomes.values())
+            if not goes_on:
+                return
 
     def _do_part(self, row: BulkOperation, selection: Selection, limit: int) -> PartResult:
         before = to_milliseconds(row.created_at)

@@ -34,6 +34,7 @@ GROUP_SIGNALS = tuple(
 """Signals that terminals and service managers send to whole groups of processes. Only the process that was
 started obeys them, and stops the others in order."""
 PR_SET_NAME, PR_SET_PDEATHSIG = 15, 1
+SIGKILL = int(getattr(signal, "SIGKILL", 9))
 
 _masks = threading.local()
 """Signals that the forking thread had blocked before."""
@@ -41,7 +42,7 @@ _supervisor: int | None = None
 """Process ID of the supervisor that forked this process."""
 
 
-def end_with(parent: int) -> None:
+def end_with(parent: int, number: int = SIGKILL) -> None:
     """Ask Linux to kill this process when its parent ends, and exit if that has already happened.
 
     Linux means the thread that forked this process, so fork on the main thread only. Call this again after
@@ -49,9 +50,10 @@ def end_with(parent: int) -> None:
 
     Args:
         parent: Process ID of the parent, read before the fork.
+        number: Signal that Linux sends.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(FAILED)
 

@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 
 import pytest
+from django.db import transaction
 
 from djqueue import Queue, flow, job
 from djqueue.client import hints, registry
@@ -66,6 +67,20 @@ def test_declared_and_dissimilar_queues_cause_no_warning(do, caplog, name):
     do(Queue(name), "enqueue", 1)
 
     assert warnings_of(caplog) == []
+
+
+@pytest.mark.usefixtures("sending", "_shared")
+@pytest.mark.django_db(transaction=True)
+def test_workers_are_read_after_the_commit_of_the_callers_transaction(storage, caplog, monkeypatch):
+    reads = []
+    monkeypatch.setattr(storage.workers, "all", lambda: reads.append(1) or [])
+
+    with transaction.atomic():
+        Queue("emial").enqueue(1)
+        assert reads == []
+
+    assert reads == [1]
+    assert "Did you mean 'emails'?" in warnings_of(caplog)[0]
 
 
 @pytest.mark.usefixtures("sending")

@@ -276,6 +276,7 @@ def test_dead_letter_reasons_are_complete():
         "invalid_result",
         "cpu_limit",
         "memory_limit",
+        "process_limit",
         "worker_crashed",
     }
 

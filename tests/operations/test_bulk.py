@@ -1,5 +1,7 @@
 """Bulk operations handle each job once, even if their processes die."""
 
+from dataclasses import replace
+
 import pytest
 from django.db import InterfaceError, OperationalError
 
@@ -10,6 +12,7 @@ from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
 from djqueue.operations.bulk import Bulk, Selection
 from djqueue.operations.sweeps import bulking
+from djqueue.storage.actions import RETRY
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.factories import a_failed_job, an_active_job, enqueue, lease_of
@@ -174,6 +177,26 @@ def test_bulk_operation_is_run_by_one_of_two_processes(storage, clock, worker):
     assert worker.work() == 1
     assert other.work() == 0
     assert row().looked_at == 1
+
+
+def test_long_operations_take_turns_and_let_sweeps_run_between(storage, clock, worker, monkeypatch):
+    monkeypatch.setattr(bulk, "JOBS_PER_CALL", 1)
+    order = []
+
+    def slow(storage, queue, ids):
+        order.append(queue)
+        clock.advance(bulk.MAX_ROUND_TIME)
+        return RETRY.call(storage, queue, ids)
+
+    monkeypatch.setitem(bulk.ACTIONS, BulkKind.RETRY, replace(RETRY, call=slow))
+    for queue in ("emails", "images"):
+        fail(storage, queue, 2)
+        begin(BulkKind.RETRY, clock, (queue,))
+
+    counts = [worker.work() for _ in range(4)]
+
+    assert counts == [1, 1, 1, 1]
+    assert order == ["emails", "images", "emails", "images"]
 
 
 def test_operation_of_a_dead_process_is_finished_by_another(storage, clock, worker, monkeypatch):

@@ -100,10 +100,15 @@ class Broker:
         """Complete messages."""
         self._finish([Outcome(*_lease(job), "complete", result=b"null") for job in jobs])
 
-    def reject(self, jobs: Sequence[Claimed]) -> None:
+    def reject(
+        self,
+        jobs: Sequence[Claimed],
+        text: str = "A consumer rejected the message.",
+        reason: str = "explicit_fail",
+    ) -> None:
         """Move messages to the dead letters."""
-        error = JobFailure("kombu.exceptions.MessageStateError", "A consumer rejected the message.")
-        self._finish([Outcome(*_lease(job), "fail", error=error, reason="explicit_fail") for job in jobs])
+        error = JobFailure("kombu.exceptions.MessageStateError", text)
+        self._finish([Outcome(*_lease(job), "fail", error=error, reason=reason) for job in jobs])
 
     def requeue(self, jobs: Sequence[Claimed]) -> None:
         """Return messages that a consumer has seen to their queues: they are redelivered."""

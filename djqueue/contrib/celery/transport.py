@@ -14,20 +14,21 @@ from typing import Any
 
 from kombu.transport import virtual
 from kombu.transport.base import to_rabbitmq_queue_arguments
-from kombu.utils.json import dumps, loads
+from kombu.utils.json import dumps
 
 from djqueue._version import __version__
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError, StorageUnavailableError
 from djqueue.core.job import Claimed
 from djqueue.core.logs import Log
+from djqueue.core.messages import in_one_line
 from djqueue.core.options import MAX_INTEGER, MAX_NAME, JobOptions
 from djqueue.storage.base import Unsubscribe
 
 from .broker import Broker, broker_for
 from .routing import Binding
 from .storages import location, storage_at
-from .values import JSON, SHORTEST_RETENTION
+from .values import JSON, SHORTEST_RETENTION, read_message
 
 logger = Log("djqueue.celery")
 
@@ -256,12 +257,14 @@ class MessageChannel(virtual.Channel):
                 self._listen()
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        jobs = self.broker.claim([queue], 1).jobs
-        if not jobs:
-            return None
-        # After the claim: the maintenance ends where nothing is consumed and no message is held.
-        self.connection.consume()
-        raw = self._receive(jobs[0])
+        raw = None
+        while raw is None:
+            jobs = self.broker.claim([queue], 1).jobs
+            if not jobs:
+                return None
+            # After the claim: the maintenance ends where nothing is consumed and no message is held.
+            self.connection.consume()
+            raw = self._receive(jobs[0])
         message = self.Message(raw, channel=self)
         if no_ack:
             self.qos.ack(message.delivery_tag)
@@ -271,9 +274,10 @@ class MessageChannel(virtual.Channel):
 
     def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
         jobs = self.broker.claim([queue], 1).jobs
-        if not jobs:
+        raw = self._receive(jobs[0]) if jobs else None
+        if raw is None:
             raise Empty
-        return self._receive(jobs[0])
+        return raw
 
     def next_message(self) -> tuple[str, dict[str, Any]] | None:
         """Return the next message and its queue; None if there is none, or no room for one."""
@@ -298,21 +302,31 @@ class MessageChannel(virtual.Channel):
             raise
         self._is_woken |= len(claims.jobs) == slots
         self._look_at = now + POLL_INTERVAL if claims.wait is None else now + min(claims.wait, POLL_INTERVAL)
-        raws = [(job.queue, self._receive(job)) for job in claims.jobs]
+        raws = [(job.queue, raw) for job in claims.jobs if (raw := self._receive(job)) is not None]
         done = [raw["properties"]["delivery_tag"] for queue, raw in raws if queue in self._no_ack]
         if done:
             self.broker.acknowledge([self.claimed.pop(tag) for tag in done])
         self._ready.extend(raws)
 
-    def _receive(self, job: Claimed) -> dict[str, Any]:
-        """Return the message of a job, and remember the job by a new delivery tag."""
-        raw: dict[str, Any] = loads(job.payload.decode())
+    def _receive(self, job: Claimed) -> dict[str, Any] | None:
+        """Return the message of a job, and remember the job by a new delivery tag.
+
+        A message that cannot be read goes to the dead letters, and None is returned.
+        """
         # Copies of a message in several queues share the id of the job.
         tag = f"{job.id}.{next(_numbers)}"
-        raw["properties"]["delivery_tag"] = tag
+        try:
+            raw = read_message(job.payload)
+            raw["properties"]["delivery_tag"] = tag
+            self.Message(raw, channel=self)
+        except Exception as error:
+            text = f"the message cannot be read: {type(error).__name__}: {in_one_line(error)}"
+            logger.warning("Message %s of queue %s is now a dead letter: %s", job.id, job.queue, text)
+            self.broker.reject([job], text, "invalid_payload")
+            return None
         if job.attempts > 1 or job.stalls:
-            raw.setdefault("headers", {})["redelivered"] = True
-            raw["properties"].setdefault("delivery_info", {})["redelivered"] = True
+            raw["headers"]["redelivered"] = True
+            raw["properties"]["delivery_info"]["redelivered"] = True
         self.claimed[tag] = job
         return raw
 

@@ -8,6 +8,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kombu.utils.json import loads
+
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageError
 from djqueue.core.job import Batch, EnqueueResult
@@ -42,6 +44,19 @@ ATTEMPTS = 100
 """Maximum of tries of a change that other processes keep overtaking."""
 REMOVED_AT_ONCE = 500
 """Maximum of expired values that one round removes."""
+
+
+def read_message(data: bytes) -> dict[str, Any]:
+    """Return the fields of a stored message. Raises an exception for one that the transport did not write."""
+    raw = loads(data.decode())
+    properties = raw["properties"]
+    raw["headers"] = raw.get("headers") or {}
+    delivery_info = properties.setdefault("delivery_info", {})
+    for name, field in (("headers", raw["headers"]), ("delivery_info", delivery_info)):
+        if not isinstance(field, dict):
+            raise TypeError(f"its {name} are not a mapping")
+    found: dict[str, Any] = raw
+    return found
 
 
 class Values:

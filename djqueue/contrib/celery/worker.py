@@ -30,12 +30,9 @@ from celery.worker import state
 from celery.worker.control import Panel
 from celery.worker.request import Request
 from celery.worker.strategy import hybrid_to_proto2, proto1_to_proto2
-from kombu.exceptions import KombuError
 from kombu.message import Message
 from kombu.serialization import prepare_accept_content
 from kombu.transport.virtual import Base64
-from kombu.utils.encoding import bytes_to_str
-from kombu.utils.json import loads
 
 from djqueue.core.errors import ConfigurationError, Snooze, UnrecoverableError
 from djqueue.core.executors import INLINE
@@ -44,7 +41,7 @@ from djqueue.core.messages import in_one_line
 from djqueue.runtime.runs import JobContext, run_of
 from djqueue.storage.base import Storage
 
-from .values import MESSAGE
+from .values import MESSAGE, read_message
 
 logger = Log("djqueue.celery")
 
@@ -210,13 +207,15 @@ class CeleryTasks:
             raise TaskFailedError(f"{type(error).__name__}: {error}") from error
 
     def _message(self, job: JobContext) -> Message:
-        raw: dict[str, Any] = loads(bytes_to_str(run_of(job).claimed.payload))
-        properties = dict(raw["properties"])
-        encoding = properties.pop("body_encoding", None)
-        body = raw["body"]
-        if encoding == "base64":
-            body = Base64().decode(body)
-        delivery_info = {**properties.pop("delivery_info", {}), "redelivered": job.attempts > 1}
+        try:
+            raw = read_message(run_of(job).claimed.payload)
+            properties = dict(raw["properties"])
+            body = raw["body"]
+            if properties.pop("body_encoding", None) == "base64":
+                body = Base64().decode(body)
+        except Exception as error:
+            raise _invalid(error) from error
+        delivery_info = {**properties.pop("delivery_info"), "redelivered": job.attempts > 1}
         return Message(
             body=body,
             delivery_tag=job.id,
@@ -224,7 +223,7 @@ class CeleryTasks:
             content_encoding=raw.get("content-encoding"),
             delivery_info=delivery_info,
             properties=properties,
-            headers=raw.get("headers") or {},
+            headers=raw["headers"],
             accept=prepare_accept_content(self.app.conf.accept_content),
         )
 
@@ -240,8 +239,8 @@ class CeleryTasks:
             else:
                 body, headers, decoded, utc = proto1_to_proto2(message, message.payload)
             name, task_id = headers["task"], headers["id"]
-        except (KombuError, InvalidTaskError, KeyError, TypeError, ValueError) as error:
-            raise InvalidMessageError(f"the message is not a task: {in_one_line(error)}") from error
+        except Exception as error:
+            raise _invalid(error) from error
         task = self.app.tasks.get(name)
         if task is None:
             unknown = NotRegistered(name)
@@ -264,8 +263,8 @@ class CeleryTasks:
             )
             _check_limits(request.time_limits)
             return request
-        except (KombuError, InvalidTaskError, KeyError, TypeError, ValueError) as error:
-            raise InvalidMessageError(f"the message is not a task: {in_one_line(error)}") from error
+        except Exception as error:
+            raise _invalid(error) from error
 
 
 def load(path: str, storage: Storage) -> CeleryTasks:
@@ -308,6 +307,11 @@ class TaskThreads:
         running = self.running.get(thread)
         if running is not None:
             running.interrupt()
+
+
+def _invalid(error: Exception) -> InvalidMessageError:
+    """Return the error of a message whose parts, which anyone may have written, are no task."""
+    return InvalidMessageError(f"the message is not a task: {type(error).__name__}: {in_one_line(error)}")
 
 
 def _check_body(body: Any) -> None:

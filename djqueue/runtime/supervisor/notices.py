@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from secrets import token_hex
 
 from djqueue.core.overview import Finding
 
@@ -71,9 +72,16 @@ class HealthFile:
                 for child in children
             ],
         }
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(content, indent=2) + "\n")
-        temporary.replace(self._path)
+        # Another user may be able to write to the folder, so the name is new, and no link is followed.
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}-{token_hex(8)}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        try:
+            with open(descriptor, "w") as file:
+                file.write(json.dumps(content, indent=2) + "\n")
+            temporary.replace(self._path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
     def remove(self) -> None:
         """Remove the file."""

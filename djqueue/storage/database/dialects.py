@@ -303,7 +303,7 @@ class LockFile:
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
                 os.fchmod(file, mode)
             except FileExistsError:
-                file = os.open(path, os.O_RDONLY)
+                file = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
         except OSError as error:
             self._has_file = False
             logger.warning(

@@ -34,7 +34,12 @@ def default_folder(alias: str) -> Path:
     identity = "\n".join((*(str(settings.get(key, "")) for key in ("ENGINE", "HOST", "PORT")), name))
     label = hashlib.sha256(identity.encode()).hexdigest()[:16]
     parent = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    return Path(parent) / f"djqueue-{os.geteuid()}" / f"scheduler-{label}"
+    return Path(parent) / own_folder() / f"scheduler-{label}"
+
+
+def own_folder() -> str:
+    """Return the name of the folder of this user in a directory that others may share."""
+    return f"djqueue-{os.geteuid()}"
 
 
 class PrivateFolder:
@@ -51,13 +56,19 @@ class PrivateFolder:
             ConfigurationError: It is not a real directory, belongs to another user, or is open to others.
             FileNotFoundError: It does not exist, and `create` is False.
         """
+        if self.path.parent.name == own_folder():
+            # In a directory such as /tmp, where another user may have made it first.
+            self._check(self.path.parent, create=create)
+        self._check(self.path, create=create)
+
+    def _check(self, path: Path, *, create: bool) -> None:
         if create:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = os.lstat(self.path)
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = os.lstat(path)
         mode = stat.S_IMODE(found.st_mode)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or mode & 0o777 != 0o700:
             raise ConfigurationError(
-                f"FOLDER: {self.path} must be a directory, not a link, of {_named(os.geteuid())} with the "
+                f"FOLDER: {path} must be a directory, not a link, of {_named(os.geteuid())} with the "
                 f"mode 0700; it belongs to {_named(found.st_uid)} and has the mode {mode:04o}; {ONE_USER}, "
                 f"or {ELSEWHERE}"
             )

@@ -15,6 +15,8 @@ from djqueue.contrib.celery.broker import broker_for
 from djqueue.contrib.celery.storages import location, storage_at
 from djqueue.contrib.celery.values import EXCHANGES, MESSAGE
 from djqueue.core.errors import ConfigurationError
+from djqueue.core.job import Batch
+from djqueue.core.options import JobOptions
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 from djqueue.storage.memory import MemoryStorage
@@ -84,6 +86,43 @@ def test_message_is_an_active_job_until_it_is_acknowledged(
     assert states[State.ACTIVE] == 1
     storage.sweep()
     assert storage.reads.counts("letters")[State.ACTIVE] == 0
+
+
+MALFORMED = (
+    *(b"", b"\xff\xfe", b"\x81\xa1", b"nope", b"null", b"[1]", b"{}", b"[" * 100_000),
+    *(
+        b'{"properties": null}',
+        b'{"properties": {}, "headers": [1]}',
+        b'{"properties": {"delivery_info": 1}}',
+    ),
+    b'{"properties": {"body_encoding": "base64"}, "body": "x"}',
+    b'{"properties": {}, "when": {"__type__": "datetime", "__value__": 1}}',
+)
+"""Payloads that kombu did not write."""
+
+
+@pytest.mark.parametrize("is_consumer", [True, False])
+def test_malformed_message_becomes_a_dead_letter_and_the_next_one_is_delivered(
+    connection: kombu.Connection, storage: Storage, caplog: pytest.LogCaptureFixture, is_consumer: bool
+) -> None:
+    queue = kombu.Queue("letters", routing_key="letters")
+    queue(connection.default_channel).declare()
+    options = JobOptions(content_type="application/json", max_attempts=100)
+    ids = [f"bad-{number}" for number in range(len(MALFORMED))]
+    storage.enqueue([Batch("letters", MESSAGE, options, list(MALFORMED), ids)])
+    connection.Producer().publish("hello", routing_key="letters")
+
+    if is_consumer:
+        assert take(connection, queue, 1) == ["hello"]
+    else:
+        message = connection.default_channel.basic_get("letters")
+        assert message.payload == "hello"
+        message.ack()
+
+    letters = storage.reads.dead_letters("letters")
+    assert {letter.id: letter.reason for letter in letters} == dict.fromkeys(ids, "invalid_payload")
+    lines = [record for record in caplog.records if "cannot be read" in record.message]
+    assert len(lines) == len(ids)
 
 
 def test_maintenance_ends_without_consumers_and_held_messages(

@@ -22,6 +22,11 @@ try:
     AT_IMPORT["list"] = "allowed"
 except OSError as error:
     AT_IMPORT["list"] = type(error).__name__
+try:
+    Path(__file__).parents[3].joinpath("pyproject.toml").read_text()
+    AT_IMPORT["project"] = "allowed"
+except OSError as error:
+    AT_IMPORT["project"] = type(error).__name__
 
 nothing = Permissions()
 

@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import decimal
 import locale
+import mmap
 import multiprocessing
 import os
 import resource
@@ -18,6 +19,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from djqueue import Retry, Snooze, UnrecoverableError, current_job, job
+from djqueue.core import procfs
 from djqueue.core.errors import JobInterrupted
 from djqueue.runtime.executors.processes import frames
 
@@ -209,6 +211,108 @@ def fills_memory_of_a_program():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@job(executor="isolated", max_attempts=1, limits={"memory": "128 MiB"})
+def fills_shared_memory():
+    """Give the pages back one by one, which takes them only from this process."""
+    shared = mmap.mmap(-1, 192 * 2**20)
+    for start in range(0, len(shared), 2**20):
+        shared[start : start + 2**20] = b"x" * 2**20
+        shared.madvise(mmap.MADV_DONTNEED)
+    time.sleep(60)
+
+
+@job(executor="isolated", max_attempts=1, limits={"memory": "128 MiB"})
+def fills_a_file_in_memory():
+    file = os.memfd_create("large")
+    for _ in range(192):
+        os.write(file, b"x" * 2**20)
+    time.sleep(60)
+
+
+@job(executor="isolated", max_attempts=1, limits={"memory": "128 MiB"})
+def fills_memory_without_its_main_thread():
+    """Fill it in a program whose first thread has ended, which the kernel shows without any memory."""
+    code = (
+        "import ctypes, threading, time\n"
+        "def fill():\n"
+        "    time.sleep(0.3)\n"
+        "    kept = b'x' * (192 * 2**20)\n"
+        "    time.sleep(60)\n"
+        "threading.Thread(target=fill).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@job(executor="isolated", limits={"memory": "128 MiB"})
+def shares_mapped_memory():
+    """Share a third of the limit between three processes, three times."""
+    for _ in range(3):
+        with mmap.mmap(-1, 40 * 2**20) as shared:
+            shared[:] = b"x" * len(shared)
+            pids = [_forked(lambda: shared[:: 2**12] and time.sleep(0.3)) for _ in range(2)]
+            for pid in pids:
+                os.waitpid(pid, 0)
+
+
+@job(executor="isolated", max_attempts=1, limits={"processes": 20})
+def starts_many(path):
+    with Path(path).open("a") as file:
+        for _ in range(25):
+            print(subprocess.Popen(["sleep", "600"]).pid, file=file, flush=True)
+    time.sleep(60)
+
+
+@job(executor="isolated", max_attempts=1, limits={"processes": 20})
+def starts_many_threads(path):
+    for _ in range(25):
+        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    time.sleep(60)
+
+
+@job(executor="isolated")
+def leaves_programs_that_end(count):
+    """Return how many of them remain in the table of processes."""
+    for _ in range(count):
+        os.waitpid(_forked(lambda: _forked(int)), 0)
+    until = time.monotonic() + 5
+    while (left := len(_remaining())) and time.monotonic() < until:
+        time.sleep(0.01)
+    return left
+
+
+@job(executor="isolated")
+def waits_for_any_program():
+    """Return whether the process that has ended is the one that was started here."""
+    for _ in range(20):
+        os.waitpid(_forked(lambda: _forked(int)), 0)
+    expected = _forked(int)
+    return os.wait()[0] == expected
+
+
+def _forked(call):
+    """Start a process that calls a function and ends; return its id."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            call()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def _remaining():
+    """Processes of this session but this one."""
+    found = []
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            if os.getsid(int(name)) == os.getsid(0) and int(name) != os.getpid():
+                found.append(name)
+        except ProcessLookupError:
+            continue
+    return found
+
+
 @job(executor="isolated", max_attempts=1, limits={"memory": "64 MiB"})
 def asks_for_much_at_once():
     return len(bytearray(2**36))
@@ -357,8 +461,14 @@ def limits():
 
 @job(executor="isolated", max_attempts=1)
 def kills_the_template():
-    os.kill(os.getppid(), signal.SIGKILL)
+    os.kill(procfs.parent(os.getppid()), signal.SIGKILL)
     time.sleep(60)
+
+
+@job(executor="isolated", max_attempts=1)
+def leaves_a_daemon_and_kills_the_template(path):
+    leaves_a_daemon.function(path)
+    kills_the_template.function()
 
 
 @job(executor="isolated", max_attempts=1)

@@ -83,7 +83,10 @@ async def test_job_without_permissions_can_compute(site_of):
 
 async def test_sandbox_is_applied_before_the_handler_is_imported(site_of):
     async with site_of(jobs.when_imported) as site:
-        assert await site.result(jobs.when_imported) == {"list": "PermissionError"}
+        assert await site.result(jobs.when_imported) == {
+            "list": "PermissionError",
+            "project": "PermissionError",
+        }
 
 
 async def test_job_without_permissions_reaches_no_files_network_or_programs(site_of, tmp_path, server):
@@ -104,6 +107,14 @@ async def test_job_without_permissions_reaches_no_files_network_or_programs(site
             reason, kind, _ = await site.failure(job_type, *arguments)
             assert (reason, kind) == ("max_attempts_exceeded", "PermissionError"), job_type
     assert not (tmp_path / "new").exists()
+
+
+def test_files_for_imports_must_exist_and_hold_no_secrets(storage, settings, tmp_path):
+    (tmp_path / ".env").touch()
+    for path, words in (("/nowhere", "does not exist"), (tmp_path / ".env", "may hold secrets")):
+        settings.DJQUEUE = {"SANDBOX_IMPORTS": [path]}
+        with pytest.raises(ConfigurationError, match=words):
+            Worker(storage, handlers=handlers(jobs.add))
 
 
 async def test_environment_is_filtered_before_the_program_starts(site_of, monkeypatch):

@@ -272,12 +272,46 @@ async def test_repeated_crashes_use_up_the_attempts_and_fail_the_job(site):
 # Limits.
 
 
-@pytest.mark.parametrize("job_type", [jobs.fills_memory, jobs.fills_memory_of_a_program], ids=str)
+@pytest.mark.parametrize(
+    "job_type",
+    [
+        jobs.fills_memory,
+        jobs.fills_memory_of_a_program,
+        jobs.fills_shared_memory,
+        jobs.fills_a_file_in_memory,
+        jobs.fills_memory_without_its_main_thread,
+    ],
+    ids=str,
+)
 async def test_job_above_its_memory_limit_is_killed(site, job_type):
     reason, kind, message = await site.failure(job_type)
 
     assert (reason, kind) == ("memory_limit", "JobMemoryLimitError")
     assert "its limit is 128 MiB" in message
+
+
+async def test_memory_that_processes_of_a_job_share_counts_once(site):
+    assert await site.result(jobs.shares_mapped_memory) is None
+
+
+@pytest.mark.parametrize("job_type", [jobs.starts_many, jobs.starts_many_threads], ids=str)
+async def test_job_with_too_many_processes_or_threads_is_killed_with_all_of_them(site, tmp_path, job_type):
+    started = tmp_path / "pids"
+    started.touch()
+
+    reason, kind, message = await site.failure(job_type, str(started))
+
+    assert (reason, kind) == ("process_limit", "JobLimitError")
+    assert "its limit is 20" in message
+    assert not any(lives(int(pid)) for pid in started.read_text().split())
+
+
+async def test_programs_left_behind_are_reaped_while_the_job_runs(site):
+    assert await site.result(jobs.leaves_programs_that_end, 100) == 0
+
+
+async def test_handler_that_waits_for_any_program_gets_its_own(site):
+    assert await site.result(jobs.waits_for_any_program) is True
 
 
 async def test_address_space_of_a_process_is_limited(site):
@@ -409,6 +443,13 @@ async def test_program_left_by_a_job_is_killed(site, tmp_path, job_type):
 
 async def test_daemon_left_by_a_crashed_job_is_killed(site, tmp_path):
     await site.failure(jobs.leaves_a_daemon_and_crashes, str(tmp_path / "pid"))
+
+    left = await pid_in(tmp_path / "pid")
+    await aeventually(lambda: not lives(left), message="it is gone")
+
+
+async def test_programs_of_a_job_end_with_a_killed_template(site, tmp_path):
+    await site.failure(jobs.leaves_a_daemon_and_kills_the_template, str(tmp_path / "pid"))
 
     left = await pid_in(tmp_path / "pid")
     await aeventually(lambda: not lives(left), message="it is gone")
@@ -717,7 +758,7 @@ async def test_processes_that_fail_to_start_leave_no_children(site, monkeypatch)
 
     def left():
         return set(procfs.children(group.templates.template.pid)) - {
-            process.pid for process in site.processes()
+            process.root for process in site.processes()
         }
 
     await aeventually(lambda: not left(), message="no process is left")

@@ -21,7 +21,7 @@ from djqueue.core.errors import (
 from djqueue.core.states import State
 from djqueue.operations.relay import relay_of
 from djqueue.storage.scheduler import server
-from djqueue.storage.scheduler.folder import PrivateFolder
+from djqueue.storage.scheduler.folder import PrivateFolder, default_folder
 from djqueue.storage.snapshots import JOB, Part
 from djqueue.storage.wire import LENGTH, MAX_FRAME
 from djqueue.testing.factories import (
@@ -231,6 +231,36 @@ def test_socket_that_was_removed_is_made_again(scheduler, client, make_storage, 
 
     assert state(make_storage(), "a") is not None
     assert state(client, "a") is not None
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_folder_below_one_that_another_user_made_first_is_refused(tmp_path, monkeypatch, is_link):
+    """In `/tmp`, whoever comes first owns the folder above it."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = PrivateFolder(default_folder("default"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if is_link:
+        folder.path.parent.symlink_to(elsewhere)
+    else:
+        folder.path.parent.mkdir(mode=0o777)
+        folder.path.parent.chmod(0o777)
+
+    with pytest.raises(ConfigurationError, match="must be a directory, not a link"):
+        folder.listen(1)
+
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_default_folder_is_made_with_its_parent_for_this_user_only(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder = PrivateFolder(default_folder("default"))
+
+    folder.check(create=True)
+
+    assert [path.stat().st_mode & 0o777 for path in (folder.path, folder.path.parent)] == [0o700, 0o700]
 
 
 def test_running_jobs_survive_the_removal_of_the_folder(scheduler, client, tmp_path):

@@ -17,7 +17,6 @@ from djqueue.runtime.outcomes import release
 from djqueue.runtime.reports import Reports
 from djqueue.runtime.runs import Run, Stop
 
-from . import kernel
 from .enqueueing import JobEnqueuer
 from .jobprocess import JobProcess
 from .sandboxplan import SandboxPlan
@@ -302,7 +301,6 @@ class ProcessExecutor:
             self.events.ignored("the result of a handler")
 
     def _end(self, process: JobProcess) -> None:
-        kernel.kill_descendants(process.pid)
         process.kill("done")
 
     def _restart(self, run: Run, process: JobProcess) -> bool:

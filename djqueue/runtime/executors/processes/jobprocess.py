@@ -23,6 +23,8 @@ from .frames import BEGIN, CHUNK, MAX_BYTES, FrameError, ProcessLink
 from .messages import JobMessages, JobOutput, RequestHandler, inert, read_outcome
 from .template import Forked
 
+REAP_PAUSE = 0.005
+"""Seconds between two passes over what a job has left behind."""
 REAPING = 5.0
 """Seconds that the template has to tell how a process has ended."""
 ENDING = 1_000
@@ -31,6 +33,8 @@ MAX_TARGET = 300
 """Maximum of characters of a host in the log."""
 MAX_DENIED = 20
 """Maximum of log lines about denied accesses of one job."""
+CHECKS_PER_LOOK = 10
+"""Checks of memory of which one looks at that which is not resident, even if no address space was added."""
 FAST_STEP = 1_000
 """Milliseconds between the steps that end a job whose worker stops, or whose lease is lost."""
 
@@ -69,6 +73,8 @@ class JobProcess:
         self.template = forked.template
         self.pid = 0
         """Process id, as the kernel reports it; 0 until the process is ready."""
+        self.root = 0
+        """Id of the process that the template forked: this one, or its parent, which adopts its programs."""
         self.run: Run | None = None
         self.started = 0
         """Number of jobs that it has been given."""
@@ -88,17 +94,20 @@ class JobProcess:
         self._owner = owner
         self._peak = 0
         """Bytes of the most memory seen during the current job."""
+        self._ticks = 0
+        self._mapped = -1
+        """Bytes of address space when the memory was last looked at that is not resident."""
         self._denied = 0
         """Number of accesses denied to the current job."""
         self._status = -1
         """Status of `waitpid`, when it has ended; -1: unknown."""
         self._output = forked.output
-        self._pidfd = -1
+        self._pidfd = self._rootfd = -1
+        """Descriptors of the process, and of its root, whose ids others may have after they were reaped."""
         self._used_before = 0.0
         """Seconds of processor time that the process had used before its job."""
-        self._children = -1
-        """Descriptor of the kernel's list of the children of its main thread."""
-        self._tasks_path = ""
+        self._children = self._siblings = -1
+        """Descriptors of the kernel's lists of the children of its main thread, and of its parent."""
         self._largest_result = result
         self._captured = JobOutput(limits.output)
         self._was_heard = False
@@ -137,12 +146,31 @@ class JobProcess:
         cpu = self.limits.cpu
         if cpu is not None and procfs.processor_time(self.pid) - self._used_before > cpu / 1_000:
             self.kill("cpu")
-        if self.limits.memory is None:
-            return
-        used = procfs.memory_of_all(self.pid, self.limits.memory)
-        self._peak = max(self._peak, used)
-        if used > self.limits.memory:
-            self.kill("memory")
+        pids = procfs.descendants(self.root)
+        if self.root == self.pid:
+            pids.insert(0, self.pid)
+        processes = self.limits.processes
+        if processes is not None and sum(map(procfs.threads, pids)) > processes:
+            self.kill("processes")
+        if self.limits.memory is not None:
+            used = self._memory_of(pids, self.limits.memory)
+            self._peak = max(self._peak, used)
+            if used > self.limits.memory:
+                self.kill("memory")
+
+    def _memory_of(self, pids: list[int], limit: int) -> int:
+        """Return the bytes that some processes use, exactly if they exceed the limit."""
+        sizes = [procfs.mapped_and_resident(pid) for pid in pids]
+        mapped, used = sum(size for size, _ in sizes), sum(resident for _, resident in sizes)
+        if used > limit:
+            # Forked processes share memory, which counts once.
+            return used if len(pids) == 1 else procfs.exact_memory(pids)
+        self._ticks += 1
+        if mapped != self._mapped or self._ticks % CHECKS_PER_LOOK == 0:
+            self._mapped = mapped
+            if used + procfs.unmapped_memory(pids) > limit:
+                return procfs.exact_memory(pids)
+        return used
 
     def ask(self, stop: Stop) -> None:
         """Ask the job to stop; then interrupt it, and then kill the process."""
@@ -166,17 +194,17 @@ class JobProcess:
         self.killed_for = self.killed_for or why
         if self._pidfd >= 0:
             # First the programs that it has started: without it, it would be unknown whose they were.
-            kernel.kill_descendants(self.pid)
+            kernel.kill_descendants(self.root)
             self._signal(signal.SIGKILL)
 
     def is_clean(self) -> bool:
         """Return whether the last job left no thread, process or temporary file behind."""
         try:
-            # A directory has a link for each directory in it, and two more.
-            threads = os.stat(self._tasks_path).st_nlink - 2
             if self.directory and os.listdir(self.directory):
                 return False
-            return threads == 1 and not os.pread(self._children, 1, 0)
+            if self.root != self.pid and os.pread(self._siblings, 64, 0).split() != [str(self.pid).encode()]:
+                return False
+            return procfs.threads(self.pid) == 1 and not os.pread(self._children, 1, 0)
         except OSError:
             return False
 
@@ -219,9 +247,10 @@ class JobProcess:
             if descriptor >= 0:
                 self._loop.remove_reader(descriptor)
                 os.close(descriptor)
-        if self._children >= 0:
-            os.close(self._children)
-        self._output = self._pidfd = self._children = -1
+        for descriptor in (self._rootfd, self._children, self._siblings):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._output = self._pidfd = self._rootfd = self._children = self._siblings = -1
 
     def ending(self) -> tuple[JobError, str]:
         """Return the error of its job, which has ended with it, and the reason of the job's dead letter."""
@@ -232,6 +261,9 @@ class JobProcess:
         if killed == "cpu" and limits.cpu is not None:
             seconds = limits.cpu / 1_000
             return JobLimitError(f"used more than its limit of {seconds:g} s of processor time"), "cpu_limit"
+        if killed == "processes":
+            text = f"had too many processes and threads; its limit is {limits.processes:,}"
+            return JobLimitError(text), "process_limit"
         if killed.startswith("storage"):
             text = f"its process could not read from the storage ({killed[9:]})"
         elif killed.startswith("violation"):
@@ -257,8 +289,11 @@ class JobProcess:
             if not pid:
                 raise OSError("the process ended before it was ready")
             self._pidfd = os.pidfd_open(pid)
-            self._tasks_path = f"/proc/{pid}/task"
-            self._children = os.open(f"{self._tasks_path}/{pid}/children", os.O_RDONLY)
+            self._children = _open_children(pid)
+            parent = procfs.parent(pid)
+            self.root = pid if parent == self.template.pid else parent
+            self._rootfd = os.pidfd_open(self.root)
+            self._siblings = _open_children(self.root)
         except OSError:
             self.abandon()
             return
@@ -355,34 +390,45 @@ class JobProcess:
             self._step = None
 
     def _signal(self, number: int) -> None:
-        if self._pidfd < 0:
-            return
-        try:
-            signal.pidfd_send_signal(self._pidfd, number)
-        except ProcessLookupError:
-            return
+        if self._pidfd >= 0:
+            kernel.signal_to(self._pidfd, number)
 
     def _on_exit(self) -> None:
         self._loop.remove_reader(self._pidfd)
         self.is_retired = True
         self._reaper = self._loop.create_task(self._end())
 
+    async def _end_of_programs(self) -> None:
+        """Kill what the job has left behind, until its parent has reaped everything and has ended."""
+        # Stopped first, they cannot start others faster than these are found.
+        number = signal.SIGSTOP
+        while not kernel.wait(self._rootfd, 0):
+            kernel.kill_descendants(self.root, number)
+            number = signal.SIGKILL
+            await asyncio.sleep(REAP_PAUSE)
+
     async def _end(self) -> None:
         if not self.killed_for:
             self._link.read_rest()
         try:
             async with asyncio.timeout(REAPING):
-                self._status = await self.template.status(self.pid)
+                await self._end_of_programs()
+                self._status = await self.template.status(self.root)
         except Exception as error:
             # The template is stuck or closed: it is unknown how the process has ended.
             self._owner.events.status_unknown(self.pid, error)
             self._status = -1
+            kernel.signal_to(self._rootfd, signal.SIGKILL)
         self.has_ended = True
         try:
             self._read_output()
             self._owner.on_ended(self)
         finally:
             self.close()
+
+
+def _open_children(pid: int) -> int:
+    return os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY)
 
 
 def _described(status: int) -> str:

@@ -1,26 +1,33 @@
 """The sandbox of a template process, as its worker chooses it: paths, environment and databases."""
 
 import os
-import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from django.apps import apps
 from django.conf import settings as django_settings
 
-from djqueue.conf import has_django
+from djqueue.conf import get_settings, has_django
 from djqueue.core.errors import ConfigurationError, OptionError
+from djqueue.core.logs import Log
 from djqueue.core.permissions import Permissions
 from djqueue.runtime.executors.sandbox.apply import missing_layers
-from djqueue.runtime.executors.sandbox.paths import contains, interpreter_paths, real_path
+from djqueue.runtime.executors.sandbox.paths import contains, interpreter_paths, may_be_secret, real_path
+
+logger = Log("djqueue.worker")
 
 VARIABLES = ("PATH", "LANG", "LANGUAGE", "TZ", "DJANGO_SETTINGS_MODULE")
 """Environment variables that a sandboxed process always has, besides LC_*."""
 PREFIX = "djqueue-jobs-"
 """Beginning of the name of a parent of temporary directories; the worker's process id follows."""
+MOVED = f"{PREFIX}moved-"
+"""Beginning of the names of directories that are being removed."""
+PRIVATE = 0o700
 PACKAGE = str(Path(__file__).parents[3])
 """Folder of djqueue itself."""
 NO_HOME = "/nonexistent"
@@ -35,9 +42,61 @@ def new_parent() -> str:
     """Make a parent of temporary directories, and remove those of workers that were killed."""
     for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*-*"):
         owner = path.name.removeprefix(PREFIX).partition("-")[0]
-        if owner.isdecimal() and not os.path.exists(f"/proc/{owner}") and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
+        if not owner.isdecimal() or os.path.exists(f"/proc/{owner}"):
+            continue
+        found = path.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+            remove_tree(str(path))
     return tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-")
+
+
+def remove_tree(path: str) -> None:
+    """Remove a temporary directory, whatever modes and depth its job has given to what is in it.
+
+    Links are removed, and never followed. An error is logged.
+    """
+    try:
+        root = _opened(path)
+        try:
+            numbers = count()
+            while directories := _remove_files(root):
+                for name in directories:
+                    opened = _opened(name, root)
+                    try:
+                        for inner in _remove_files(opened):
+                            # One level up, so that no path and no stack grows with the depth of the tree.
+                            os.close(_opened(inner, opened))
+                            os.rename(inner, f"{MOVED}{next(numbers)}", src_dir_fd=opened, dst_dir_fd=root)
+                    finally:
+                        os.close(opened)
+                    os.rmdir(name, dir_fd=root)
+        finally:
+            os.close(root)
+        os.rmdir(path)
+    except FileNotFoundError:
+        return  # Something else has removed it.
+    except OSError as error:
+        logger.warning("Could not remove the temporary directory %s: %s", path, error)
+
+
+def _opened(path: str, directory: int | None = None) -> int:
+    """Open a directory, and no link, after making it accessible."""
+    found = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory)
+    try:
+        os.chmod(f"/proc/self/fd/{found}", PRIVATE)
+        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_DIRECTORY)
+    finally:
+        os.close(found)
+
+
+def _remove_files(directory: int) -> list[str]:
+    """Remove everything in an open directory but its directories, and return their names."""
+    with os.scandir(directory) as entries:
+        found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name, is_directory in found:
+        if not is_directory:
+            os.unlink(name, dir_fd=directory)
+    return [name for name, is_directory in found if is_directory]
 
 
 class SandboxPlan(NamedTuple):
@@ -53,6 +112,8 @@ class SandboxPlan(NamedTuple):
     """Paths by template."""
     code_paths: tuple[str, ...]
     project_paths: tuple[str, ...]
+    import_paths: tuple[str, ...]
+    """Files and directories that are readable only while the handlers are imported."""
 
     @property
     def uses_directory(self) -> bool:
@@ -82,6 +143,7 @@ class SandboxPlan(NamedTuple):
             "values": {**self.values, "job_tmp": directory} if directory else dict(self.values),
             "code_paths": list(self.code_paths),
             "project_paths": list(self.project_paths),
+            "import_paths": list(self.import_paths),
             "databases": [alias for alias in databases if self.permissions.allows_db(alias)],
         }
 
@@ -104,6 +166,7 @@ def plan_for(permissions: Permissions, unenforced: tuple[str, ...]) -> SandboxPl
         values,
         _code_paths(project),
         project,
+        _import_paths(),
     )
 
 
@@ -137,6 +200,20 @@ def _project_paths() -> tuple[str, ...]:
         for path in dict.fromkeys(paths)
         if os.path.isdir(path) and not any(contains(directory, path) for directory in inside)
     )
+
+
+def _import_paths() -> tuple[str, ...]:
+    """Return the files that the settings list. Raises ConfigurationError for one that may hold secrets."""
+    paths = get_settings().sandbox_imports
+    for path in paths:
+        if not os.path.exists(path):
+            raise ConfigurationError(f"SANDBOX_IMPORTS: {path} does not exist")
+        if may_be_secret(path):
+            raise ConfigurationError(
+                f"SANDBOX_IMPORTS: {path} may hold secrets; pass the values that the settings need as "
+                "environment variables, and list these in Permissions(env=[...])"
+            )
+    return paths
 
 
 def _code_paths(project: tuple[str, ...]) -> tuple[str, ...]:

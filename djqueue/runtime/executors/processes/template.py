@@ -6,13 +6,11 @@ The program of that process is in `templatemain`.
 import asyncio
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
@@ -27,7 +25,7 @@ from djqueue.runtime.executors.sandbox.broker import ConnectBroker, DeniedAccess
 from djqueue.runtime.handlers import Handler
 
 from . import kernel, templatemain
-from .sandboxplan import SandboxPlan, new_parent
+from .sandboxplan import SandboxPlan, new_parent, remove_tree
 
 LARGEST_STATUS = 0xFFFF
 """Highest status of `waitpid`."""
@@ -168,7 +166,7 @@ class Template:
     async def strays(self, known: set[int]) -> list[int]:
         """Return the processes that ended jobs have left behind: the orphans that the template adopted.
 
-        known: Processes of jobs. Others may just be starting, and only the template knows which.
+        known: Processes that it has forked. Others may just be starting, and only the template knows which.
         """
         candidates = {pid for pid in procfs.children(self.pid) if pid not in known}
         if not candidates or self._is_closed:
@@ -287,6 +285,8 @@ class ForkedProcess(Protocol):
 
     pid: int
     """Process id; 0 until the process is ready."""
+    root: int
+    """Id of the process that the template has forked for it; 0 until then."""
     template: Template
     serial: int
     directory: str
@@ -378,7 +378,7 @@ class TemplateKeeper:
     def process_ended(self, process: ForkedProcess) -> None:
         """Clean up after a process that has ended."""
         if process.directory:
-            self._loop.run_in_executor(None, partial(shutil.rmtree, process.directory, ignore_errors=True))
+            self._loop.run_in_executor(None, remove_tree, process.directory)
         self._close_if_unused(process.template)
         if self._sweeping is None and not self._is_closed:
             self._sweeping = self._loop.create_task(self._sweep(process.template))
@@ -400,7 +400,7 @@ class TemplateKeeper:
     def remove_directory(self) -> None:
         """Remove the temporary directories, after the last process has ended."""
         if self._directory:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            remove_tree(self._directory)
 
     async def _start_processes(self) -> None:
         """Start the template, and then as many processes as there are runs that wait for one."""
@@ -481,7 +481,7 @@ class TemplateKeeper:
         """Kill the processes that ended jobs have left behind, until none is left."""
         try:
             for _ in range(MAX_SWEEPS):
-                strays = await template.strays({process.pid for process in self._user.all_processes()})
+                strays = await template.strays({process.root for process in self._user.all_processes()})
                 if not strays:
                     return
                 for pid in strays:

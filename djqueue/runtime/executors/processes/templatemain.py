@@ -12,13 +12,23 @@ import sys
 import tempfile
 import traceback
 import warnings
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import msgpack
 
 from djqueue.conf import has_django
-from djqueue.runtime.exits import GROUP_SIGNALS, PR_SET_PDEATHSIG, end_with, ignore, leave, name_process
+from djqueue.runtime.exits import (
+    GROUP_SIGNALS,
+    PR_SET_PDEATHSIG,
+    SIGKILL,
+    STOP,
+    end_with,
+    ignore,
+    leave,
+    name_process,
+)
 
 from . import kernel
 
@@ -34,6 +44,10 @@ LARGEST = 256 * 1024
 """Maximum bytes of a message."""
 MAX_ERROR = 20_000
 """Maximum characters of an error."""
+DENIED_IMPORT = (
+    "While modules are imported for jobs with permissions, they can read the modules of the project, and no "
+    "other files of it. List those that they need in DJQUEUE['SANDBOX_IMPORTS']."
+)
 CLOSED_DATABASE = "djqueue.runtime.executors.sandbox.closed_database"
 """Engine of the databases that the permissions of a job do not include."""
 UNKNOWN = -1
@@ -41,7 +55,7 @@ UNKNOWN = -1
 BOOT = (
     "import ctypes, os, signal, sys; "
     f"signal.pthread_sigmask(signal.SIG_BLOCK, {[int(number) for number in GROUP_SIGNALS]}); "
-    f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(getattr(signal, 'SIGKILL', 9))}); "
+    f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {SIGKILL}); "
     "os.getppid() == int(sys.argv[2]) or os._exit(1); "
     "import json, socket; control = socket.socket(fileno=int(sys.argv[1])); "
     "start = json.loads(control.recv(1 << 20)); sys.path[:] = start['path']; sys.argv[:] = start['argv']; "
@@ -70,6 +84,7 @@ class ForkRequest(NamedTuple):
 def main(control: socket.socket, start: dict[str, Any]) -> NoReturn:
     """Import the handlers, and fork processes until the worker ends."""
     kernel.adopt_orphans()
+    kernel.most_processes()
     name_process("template")
     # A process that embeds the worker may block or ignore signals.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -78,11 +93,14 @@ def main(control: socket.socket, start: dict[str, Any]) -> NoReturn:
         signal.signal(number, ignore)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     task = "the sandbox could not be applied"
+    sandboxed = start["sandbox"] is not None
     try:
         sandbox = _sandboxed(start["sandbox"])
         task = "the handlers could not be imported"
         _import(start["modules"], None if sandbox is None else start["sandbox"]["databases"])
-    except BaseException:
+    except BaseException as error:
+        if sandboxed and isinstance(error, PermissionError):
+            error.add_note(DENIED_IMPORT)
         text = traceback.format_exc()
         _send(control, FAILED, f"{task}:\n{text[-MAX_ERROR:]}")
         leave(1)
@@ -90,16 +108,15 @@ def main(control: socket.socket, start: dict[str, Any]) -> NoReturn:
     gc.freeze()
     _send(control, READY)
     forked: dict[int, int] = {}
+    statuses: dict[int, int] = {}
     while (message := _receive(control)) is not None:
         (kind, *values), descriptors = message
+        _reap(forked, statuses)
         if kind == FORK:
             request = ForkRequest(*values)
             forked[_fork(control, sandbox, request, *descriptors)] = request.serial
         elif kind == REAP:
-            status = _status(values[0])
-            if status != UNKNOWN:
-                forked.pop(values[0], None)
-            _send(control, STATUS, values[0], status)
+            _send(control, STATUS, values[0], statuses.pop(values[0], UNKNOWN))
         elif kind == ORPHANS:
             _send(control, ORPHANED, [pid for pid in values[0] if pid not in forked])
         elif kind == DISCARD:
@@ -119,6 +136,7 @@ def _sandboxed(plan: dict[str, Any] | None) -> "Sandbox | None":
         plan["values"],
         plan["code_paths"],
         project_paths=plan["project_paths"],
+        import_paths=plan["import_paths"],
         unenforced=plan["unenforced"],
     )
     channel = plan["channel"]
@@ -184,16 +202,20 @@ def _be_job_process(
 ) -> NoReturn:
     code = 1
     try:
+        control.close()
+        signal.signal(STOP, signal.SIG_DFL)
+        if sandbox is None or sandbox.starts_programs:
+            parent = kernel.guard(parent, link, output)
+        else:
+            kernel.adopt_orphans()
         end_with(parent)
         os.setsid()
-        control.close()
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (output, 1), (output, 2)):
             os.dup2(source, target)
             os.close(source) if source not in (0, output) else None
         os.close(output)
         name_process(request.name)
-        kernel.adopt_orphans()
         kernel.limit_self(memory=request.memory, files=request.files, file_size=request.file_size)
         from .child import serve
 
@@ -216,16 +238,18 @@ def _discard(forked: dict[int, int], serial: int) -> None:
         if number == serial:
             del forked[pid]
             if pid != UNKNOWN:
-                kernel.kill(pid)
+                # A guard kills what it has forked. No other process handles this signal before its first job.
+                kernel.kill(pid, STOP)
                 os.waitpid(pid, 0)
 
 
-def _status(pid: int) -> int:
-    try:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return UNKNOWN
-    return status if ended else UNKNOWN
+def _reap(forked: dict[int, int], statuses: dict[int, int]) -> None:
+    """Reap all children that have ended, and keep the statuses of those that were forked here."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = ended
+            if forked.pop(pid, None) is not None:
+                statuses[pid] = status
 
 
 def _send(control: socket.socket, *message: Any) -> None:

@@ -1,7 +1,7 @@
 """Applying a sandbox: the layers that this system has, two stages of limits, and a self-test after each.
 
 The first stage runs in the template process before settings and handlers are imported: it applies the whole
-permission set, except that the process may fork and may read the project's code. The second stage runs in
+permission set, except that the process may fork and may read the project's modules. The second stage runs in
 each forked child: no reading of the project, no fork. Stages only ever add limits.
 
 The self-test tries actions that must fail, because some kernels and container runtimes accept the calls that
@@ -15,6 +15,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from djqueue.core.executors import KERNEL_PERMISSIONS
@@ -33,11 +34,14 @@ from .paths import (
     DEVICES,
     PROGRAMS,
     RESOLVER,
+    code_files,
     existing,
     interpreter_of,
     interpreter_paths,
     loader_of,
+    may_be_secret,
     real_path,
+    without_secrets,
     writable_directories,
 )
 from .seccomp import ALLOW, NOTIFY, filter_for, has_action
@@ -152,8 +156,11 @@ class Sandbox:
     Args:
         permissions: Permissions of the job type.
         values: Absolute path by name of each template in the permissions' paths.
-        code_paths: Code that jobs import late, such as installed apps; readable in both stages.
-        project_paths: Directories that are readable only in the first stage: the project, with its settings.
+        code_paths: Code that jobs import late, such as installed apps; readable in both stages, except files
+            that may hold secrets.
+        project_paths: Directories of the project, with its settings. Their modules are readable in the first
+            stage, and nothing else.
+        import_paths: Other files and directories that are readable in the first stage.
         unenforced: Permissions that may stay without guarantee if this system can't enforce them.
 
     Raises SandboxUnavailableError if the system lacks a layer, and OptionError if a template has no value.
@@ -166,6 +173,7 @@ class Sandbox:
         code_paths: Iterable[str] = (),
         *,
         project_paths: Iterable[str] = (),
+        import_paths: Iterable[str] = (),
         unenforced: Iterable[str] = (),
     ) -> None:
         self.permissions = enforceable(permissions, unenforced)
@@ -176,10 +184,20 @@ class Sandbox:
         self._values = values
         self._code_paths = tuple(code_paths)
         self._project_paths = tuple(project_paths)
+        self._import_paths = tuple(import_paths)
+        self._code: tuple[str, ...] = ()
+        """Parts of the code paths without secrets, as the first stage has found them."""
         self._resolved = self.permissions.resolved(values)
         self._has_filters = has_action(ALLOW)
         self._in_force: tuple[Permissions, bool] | None = None
         """Permissions of this process once a stage has been applied, and whether it may fork."""
+
+    @property
+    def starts_programs(self) -> bool:
+        """Whether the processes may start others, and a parent can wait for these and end as they do."""
+        if not self._has_filters:
+            return True
+        return self.permissions.run is not False and landlock.abi() >= landlock.SCOPES_SINCE
 
     def stage_one(self, channel: socket.socket | None = None) -> None:
         """Restrict the template process, which must have one thread, for good; then test it.
@@ -204,7 +222,8 @@ class Sandbox:
         except OSError as error:
             raise SandboxError(f"privileges could not be dropped: {error}") from error
         # Reading the list of threads must still work when the second stage is applied.
-        self._restrict(self._resolved, (*self._code_paths, *self._project_paths), may_list_processes=True)
+        self._code = tuple(_readable_parts(self._code_paths))
+        self._restrict(self._resolved, is_importing=True)
         rules = filter_for(self._resolved, this_machine(), may_fork=True, abi=landlock.abi(), pid=os.getpid())
         listener = rules.install(listener=is_supervised)
         if channel is not None and is_supervised:
@@ -231,7 +250,7 @@ class Sandbox:
         if not self._has_filters:
             return
         resolved = self._resolved if values is None else self.permissions.resolved({**self._values, **values})
-        self._restrict(resolved, self._code_paths, may_list_processes=False)
+        self._restrict(resolved, is_importing=False)
         rules = filter_for(
             resolved,
             this_machine(),
@@ -254,9 +273,7 @@ class Sandbox:
         permissions, may_fork = self._in_force
         self_test(permissions, may_fork=may_fork)
 
-    def _restrict(
-        self, permissions: Permissions, code_paths: tuple[str, ...], *, may_list_processes: bool
-    ) -> None:
+    def _restrict(self, permissions: Permissions, *, is_importing: bool) -> None:
         version = landlock.abi()
         if version == 0 and not _needs_landlock(permissions):
             return
@@ -266,12 +283,12 @@ class Sandbox:
         )
         try:
             _allow_everywhere(ruleset, permissions, known)
-            for path in existing((*interpreter_paths(), *code_paths)):
+            for path in existing((*interpreter_paths(), *self._code)):
                 ruleset.allow_path(path, READ & known)
+            if is_importing:
+                self._allow_imports(ruleset)
             for path in existing(DEVICES):
                 ruleset.allow_path(path, (Right.READ_FILE | Right.WRITE_FILE | Right.TRUNCATE) & known)
-            if may_list_processes:
-                ruleset.allow_path("/proc", Right.READ_DIR)
             if permissions.net is True:
                 for path in existing(RESOLVER):
                     ruleset.allow_path(path, READ)
@@ -283,6 +300,18 @@ class Sandbox:
             ruleset.restrict_self()
         finally:
             ruleset.close()
+
+    def _allow_imports(self, ruleset: Ruleset) -> None:
+        # The second stage counts the threads.
+        ruleset.allow_path("/proc", Right.READ_DIR)
+        for directory in existing(self._project_paths):
+            ruleset.allow_path(directory, Right.READ_DIR)
+            for path in code_files(directory):
+                with suppress(PermissionPathError):  # It is gone, or a broken link.
+                    ruleset.allow_path(path, Right.READ_FILE)
+        for path in self._import_paths:
+            for part in _readable_parts([path]):
+                ruleset.allow_path(part, READ)
 
     def _allow_paths(self, ruleset: Ruleset, permissions: Permissions, known: Right) -> None:
         if isinstance(permissions.read, tuple):
@@ -315,6 +344,14 @@ def self_test(permissions: Permissions, *, may_fork: bool) -> None:
         raise SandboxSelfTestFailedError(
             f"the sandbox has no effect: the kernel did not refuse {', '.join(allowed)}"
         )
+
+
+def _readable_parts(paths: Iterable[str]) -> Iterator[str]:
+    for path in existing(paths):
+        if os.path.isdir(path):
+            yield from without_secrets(path)
+        elif not may_be_secret(path):
+            yield path
 
 
 def _release() -> tuple[int, ...]:

@@ -1,18 +1,19 @@
 """Paths that a sandboxed process may use: the interpreter's files, those of its permissions, and programs."""
 
 import os
+import re
 import site
 import ssl
 import struct
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from djqueue.core.errors import OptionError
 from djqueue.core.permissions import check_path
 
-from . import PermissionPathError
+from . import PermissionPathError, SandboxError
 
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 DATA = ("/usr/share/zoneinfo", "/etc/localtime", "/etc/timezone", "/etc/mime.types", "/etc/ssl/openssl.cnf")
@@ -43,6 +44,16 @@ SEGMENT = struct.Struct("<IIQQQQQQ")
 INTERPRETER = 3
 """PT_INTERP: type of the segment that names the loader."""
 MAX_SEGMENTS = 128
+CODE = (".py", ".pyc", ".so")
+"""Endings of the files that imports read."""
+SECRET = re.compile(
+    r"\.|.*(secret|credential|password|passwd)|.*\.(env|pem|key|p12|pfx|jks|keystore|kdbx|gpg|asc|dump)$"
+    r"|.*\.(db3?|sqlite3?)(-\w+)?$",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Names of what may hold secrets, such as `.env` and `db.sqlite3`, unless it is code."""
+MOST_ENTRIES = 200_000
+"""Maximum of files and directories of a project that are looked at."""
 LONGEST_LINE = 256
 """Maximum number of bytes of a script's first line that the kernel reads."""
 
@@ -98,6 +109,61 @@ def real_path(name: str, path: str, *, protected: Iterable[str]) -> str:
         if contains(real, _real(other)):
             raise PermissionPathError(f"{name}: {path} can't be granted, because it contains {other}")
     return real
+
+
+def may_be_secret(path: str) -> bool:
+    """Return whether a file may hold secrets, as its name or that of the file that it leads to shows."""
+    names = {os.path.basename(path), os.path.basename(os.path.realpath(path))}
+    return any(not name.endswith(CODE) and SECRET.match(name) is not None for name in names)
+
+
+def code_files(directory: str) -> Iterator[str]:
+    """Yield the modules below a directory, besides those that the interpreter's own paths contain."""
+    inside = tuple(map(os.path.realpath, interpreter_paths()))
+    looked_at = 0
+    seen: set[str] = set()
+    left = [directory]
+    while left:
+        path = left.pop()
+        real = os.path.realpath(path)
+        if real in seen or any(contains(other, real) for other in inside):
+            continue
+        seen.add(real)
+        for entry in _entries_of(path):
+            looked_at += 1
+            if looked_at > MOST_ENTRIES:
+                raise SandboxError(
+                    f"{directory}, from which modules are imported, has more than {MOST_ENTRIES:,} files; "
+                    "move the project's code into a directory of its own"
+                )
+            if entry.name.endswith(CODE):
+                if not may_be_secret(entry.path):
+                    yield entry.path
+            elif not entry.name.startswith(".") and entry.is_dir():
+                left.append(entry.path)
+
+
+def without_secrets(directory: str) -> list[str]:
+    """Return the directory, or the parts of it that hold no file with a name like those of secrets."""
+    entries = _entries_of(directory)
+    secret = {entry.path for entry in entries if may_be_secret(entry.path)}
+    parts: list[str] = []
+    for entry in entries:
+        if entry.path not in secret:
+            is_directory = entry.is_dir(follow_symlinks=False)
+            parts += without_secrets(entry.path) if is_directory else [entry.path]
+    if not secret and len(parts) == len(entries):
+        return [directory]
+    return parts
+
+
+def _entries_of(directory: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except OSError:
+        # It is not readable, so nothing can be imported from it.
+        return []
 
 
 def contains(directory: str, path: str) -> bool:

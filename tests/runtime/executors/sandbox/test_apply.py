@@ -15,7 +15,7 @@ import pytest
 
 from djqueue.core.errors import OptionError
 from djqueue.core.permissions import NOTHING, Permissions
-from djqueue.runtime.executors.sandbox import SandboxSelfTestFailedError, apply
+from djqueue.runtime.executors.sandbox import SandboxSelfTestFailedError, apply, paths
 from djqueue.runtime.executors.sandbox.apply import Sandbox, self_test
 from djqueue.runtime.executors.sandbox.paths import (
     contains,
@@ -28,7 +28,6 @@ from djqueue.runtime.executors.sandbox.syscalls import prctl
 from tests.runtime.executors.sandbox.attempts import USER, needs_sandbox
 from tests.runtime.executors.sandbox.harness import (
     NOBODY,
-    Result,
     SupervisedChannel,
     inside,
     run,
@@ -45,9 +44,24 @@ def project() -> Iterator[Path]:
         for name in ("app", "media", "tmp", "tmp/one"):
             (path / name).mkdir()
             (path / name).chmod(0o777)
-        (path / ".env").write_text("SECRET")
         (path / "app" / "code.py").write_text("VALUE = 1")
+        for name in (*SECRETS, "settings/base.py", "manage.py", "app/data/plain.json"):
+            (path / name).parent.mkdir(exist_ok=True)
+            if "link" in name:
+                (path / name).symlink_to(path / ".env")
+            else:
+                (path / name).write_text("SECRET")
+        for name in ("plain.json", "db.sqlite3"):
+            (path / "media" / name).write_text("VALUE = 1")
         yield path
+
+
+def is_readable(path: Path) -> bool:
+    try:
+        path.read_text()
+    except PermissionError:
+        return False
+    return True
 
 
 def of_project(path: Path, permissions: Permissions = NOTHING) -> Sandbox:
@@ -57,20 +71,65 @@ def of_project(path: Path, permissions: Permissions = NOTHING) -> Sandbox:
 # The two stages.
 
 
+SECRETS = (
+    *(
+        ".env",
+        ".env.production",
+        "prod.env",
+        ".git/config",
+        "app/.env",
+        "app/db.sqlite3",
+        "app/db.sqlite3-wal",
+    ),
+    *("db.sqlite3", "app/data/key.pem", "app/client_secret.json", "app/link", "settings/link.py"),
+)
+"""Files of the project that no code may read, from the first import on."""
+
+
 @USER
-def test_only_the_template_process_can_read_the_project(project: Path, user: str) -> None:
-    def read() -> tuple[str, Result, str]:
-        before = (project / ".env").read_text()
+def test_only_the_template_process_can_read_the_modules_of_the_project(project: Path, user: str) -> None:
+    files = ["settings/base.py", "manage.py", "app/code.py", "app/data/plain.json"]
+
+    def read() -> tuple[list[bool], list[bool]]:
+        before = [is_readable(project / name) for name in files]
         sandbox.stage_two()
-        try:
-            (project / ".env").read_text()
-            code = 0
-        except OSError as error:
-            code = error.errno or -1
-        return before, code, (project / "app" / "code.py").read_text()  # type: ignore[return-value]
+        return before, [is_readable(project / name) for name in files]
 
     sandbox = of_project(project)
-    assert run(read, user=user, prepare=sandbox.stage_one).value == ("SECRET", errno.EACCES, "VALUE = 1")
+    before, after = run(read, user=user, prepare=sandbox.stage_one).value
+    assert (before, after) == ([True, True, True, True], [False, False, True, True])
+
+
+@USER
+@pytest.mark.parametrize("name", SECRETS)
+def test_secrets_of_the_project_are_not_readable_from_the_first_import_on(
+    project: Path, user: str, name: str
+) -> None:
+    def read() -> tuple[bool, bool]:
+        before = is_readable(project / name)
+        sandbox.stage_two()
+        return before, is_readable(project / name)
+
+    sandbox = of_project(project)
+    assert run(read, user=user, prepare=sandbox.stage_one).value == (False, False)
+
+
+def test_listed_files_are_readable_only_while_modules_are_imported(project: Path) -> None:
+    def read() -> list[bool]:
+        before = [is_readable(project / "media" / name) for name in ("plain.json", "db.sqlite3")]
+        sandbox.stage_two()
+        return [*before, is_readable(project / "media" / "plain.json")]
+
+    sandbox = Sandbox(NOTHING, {}, project_paths=[str(project)], import_paths=[str(project / "media")])
+    assert run(read, prepare=sandbox.stage_one).value == [True, False, False]
+
+
+def test_directory_with_too_many_files_is_refused_by_name(project: Path, monkeypatch) -> None:
+    monkeypatch.setattr(paths, "MOST_ENTRIES", 5)
+
+    result = run(of_project(project).stage_one)
+
+    assert (result.error, str(project) in result.text) == ("SandboxError", True)
 
 
 @USER

@@ -43,7 +43,7 @@ from djqueue.core.options import (
 )
 from djqueue.core.permissions import Permissions
 from djqueue.core.states import State
-from djqueue.core.units import LONGEST
+from djqueue.core.units import LATEST, LONGEST
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 from djqueue.storage.wire import has_more_values
@@ -63,8 +63,6 @@ MAX_VALUES = 200_000
 """Maximum of values in one request: a list takes one byte there, and much more in memory."""
 FIELDS = 7
 """Number of values of a batch in a request."""
-LATEST = 253_402_300_799_999
-"""UTC milliseconds of the last moment that a datetime has."""
 DURATIONS = frozenset({"timeout", "ttl", "unique_ttl", "result_ttl", "retention"})
 KEYS = frozenset({"depends_on", "dependents"})
 CHECKED = frozenset(PARSERS) - OF_ENQUEUE - {"backoff", "headers"} - DURATIONS - KEYS

@@ -94,7 +94,7 @@ def _here(name: str) -> str | None:
     """Return what to use instead of a name that is not here."""
     if name in import_module(f"{__name__}.errors").__all__:
         return f"errors.{name}"
-    other: str | None = import_module(f"{__name__}.core.suggest").PACKAGE_HERE.get(name)
+    other: str | None = import_module(f"{__name__}.core.suggest").FOREIGN_EXPORTS.get(name)
     return other
 
 

@@ -1,6 +1,5 @@
 """The app's configuration. Starting Django imports nothing else that a project without jobs does not need."""
 
-import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
@@ -12,11 +11,13 @@ from django.core import checks
 from django.utils.module_loading import autodiscover_modules, import_string, module_has_submodule
 from django.utils.translation import gettext_lazy as _
 
+from djqueue.core.logs import Log
+
 if TYPE_CHECKING:
     from .storage.base import Storage
 
 
-logger = logging.getLogger("djqueue")
+logger = Log("djqueue")
 
 TAG = "djqueue"
 """Tag of the system checks."""

@@ -19,7 +19,6 @@ The first entry of `DJQUEUE["MIDDLEWARE"]` is the outermost. Each class is insta
 without arguments.
 """
 
-import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from functools import lru_cache, partial
@@ -30,6 +29,7 @@ from django.utils.module_loading import import_string
 from .conf import Settings
 from .core.errors import ConfigurationError
 from .core.job import Batch, EnqueueResult
+from .core.logs import Log
 
 PAIRS = (("enqueue", "aenqueue"), ("execute", "aexecute"))
 """Methods of a middleware. Those of a pair are required together, or some jobs would bypass it."""
@@ -37,7 +37,7 @@ PAIRS = (("enqueue", "aenqueue"), ("execute", "aexecute"))
 Layer = Callable[[Any, Callable[[Any], Any]], Any]
 """(subject, call_next) -> the result of `call_next(subject)`, or a replacement."""
 
-logger = logging.getLogger("djqueue.jobs")
+logger = Log("djqueue.jobs")
 
 
 class Layers(NamedTuple):

@@ -8,7 +8,7 @@
 | `job_retried` | an attempt has failed and another will follow | `attempt`, `worker`, `error`, `delay` |
 | `job_failed` | a job has failed for good, for any reason | `attempt`, `worker`, `reason`, `error` |
 | `job_cancelled` | a job has been cancelled | `reason` |
-| `job_stalled` | the lease of an attempt has expired | |
+| `job_stalled` | the lease of an attempt expired, because its worker died or was cut off | |
 | `schedule_fired` | a schedule has enqueued a job | `schedule` |
 
 The sender is the job type made by `@job`, or None if this process has no job type of that name. `duration`

@@ -97,7 +97,6 @@ ONE_NAME_TWO_CLASSES = {
     "Meta",
     "Migration",
     "LimiterState",
-    "SchedulerLease",
     "SchedulerStorage",
 }
 """Names that Django prescribes, and models that mirror a class of the same name."""

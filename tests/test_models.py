@@ -13,7 +13,7 @@ from django.utils.timezone import now
 from djqueue.core.errors import OptionError
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime
-from djqueue.models import CronJob, Job, JobLog, JobState, SchedulerLease
+from djqueue.models import CronJob, Job, JobLog, JobState, LeaderLeaseRow
 
 pytestmark = pytest.mark.dialect
 NOON = datetime(2026, 6, 1, 12, 0, 0, 123_000, tzinfo=UTC)
@@ -45,7 +45,7 @@ def test_no_migration_is_missing() -> None:
 
 @pytest.mark.django_db
 def test_the_scheduler_needs_no_row_of_a_migration() -> None:
-    assert not SchedulerLease.objects.exists()
+    assert not LeaderLeaseRow.objects.exists()
 
 
 def test_model_states_match_engine_states() -> None:

@@ -1,6 +1,5 @@
 """Take backups regularly in a process of `runworkers`."""
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from django.db import Error, connections
 from djqueue.conf import BackupSettings, get_settings
 from djqueue.core.deadlines import GrowingPause
 from djqueue.core.errors import DjqueueError
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.threads import beside
 from djqueue.operations.throttle import CopyThrottle
@@ -21,7 +21,7 @@ from .lease import BackupLease, BackupRunningError
 from .store import BackupStore
 from .transfer import Steps, prune, take
 
-logger = logging.getLogger("djqueue.backup")
+logger = Log("djqueue.backup")
 
 FIRST_LOOK = 60_000
 """Milliseconds from the start of a process to its first look: one that runs shortly takes no backup."""

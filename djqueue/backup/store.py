@@ -39,7 +39,7 @@ DATA, SUMS, METADATA = ".msgpack.gz", ".sha256", ".metadata.json"
 PARTIAL = ".partial"
 """Ending of the names of files that are being written."""
 CHUNK = 1024 * 1024
-SMALL = 1024 * 1024
+MAX_METADATA = 1024 * 1024
 """Maximum bytes of metadata and checksums."""
 
 
@@ -197,7 +197,7 @@ class BackupStore:
 
     def _read(self, file: str) -> bytes:
         with self._named_errors(), self._storage.open(file, "rb") as opened:
-            return bytes(opened.read(SMALL))
+            return bytes(opened.read(MAX_METADATA))
 
     def _sums(self, name: str) -> dict[str, str]:
         text = self._read(name + SUMS).decode("ascii", "replace")

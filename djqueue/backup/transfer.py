@@ -1,7 +1,6 @@
 """Take backups of a storage, verify them, and write them back to a storage."""
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from django.core.files.base import File
 from djqueue._version import __version__
 from djqueue.core.clock import Clock
 from djqueue.core.errors import BackupDamagedError, OptionError
+from djqueue.core.logs import Log
 from djqueue.storage.base import Storage
 from djqueue.storage.snapshotchecks import check_part
 from djqueue.storage.snapshots import DEAD, JOB, LIMITER, QUEUE, SCHEDULE, Part, SnapshotCounts
@@ -17,7 +17,7 @@ from djqueue.storage.snapshots import DEAD, JOB, LIMITER, QUEUE, SCHEDULE, Part,
 from .archive import READ_SIZE, ArchiveWriter, Metadata, new_name, read_archive, started_at
 from .store import BackupStore
 
-logger = logging.getLogger("djqueue.backup")
+logger = Log("djqueue.backup")
 
 DAY = 86_400_000
 

@@ -1,11 +1,8 @@
 """Send Django's signals: at once in producers, from a separate thread elsewhere."""
 
-import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from queue import Empty, SimpleQueue
-from threading import Event, Lock, Thread
+from logging import ERROR
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -13,25 +10,29 @@ from django.db import close_old_connections, connections, transaction
 from django.dispatch import Signal
 
 from djqueue.conf import has_django
+from djqueue.core.callqueue import CallQueue
 from djqueue.core.job import Batch, EnqueueResult, Incident
+from djqueue.core.logs import Log, type_name
+from djqueue.core.messages import ThrottledLog
 from djqueue.signals import job_cancelled, job_enqueued, job_failed, job_stalled, schedule_fired
 from djqueue.storage.base import Storage
 
 from .declarations import registry
 
-logger = logging.getLogger("djqueue.jobs")
+logger = Log("djqueue.jobs")
+errors = ThrottledLog(logger, 60.0)
 
 MAX_PENDING = 10_000
 """Pending signals after which a worker claims no more jobs until its receivers have caught up."""
-IDLE = 10.0
-"""Seconds after which the idle thread ends, with its database connections."""
-OUTSIDE = {"attempt": 0, "worker": ""}
+MAX_WAITING = 20_000
+"""Pending signals after which further ones are dropped: a web server, for example, cannot wait."""
+WITHOUT_WORKER = {"attempt": 0, "worker": ""}
 """Arguments of `job_failed` for a job that no worker has reported as failed."""
 INCIDENT_SIGNALS: dict[str, tuple[Signal, Callable[[Incident], dict[str, Any]]]] = {
     "stalled": (job_stalled, lambda _: {}),
     "failed": (
         job_failed,
-        lambda one: {**OUTSIDE, "reason": one.reason, "error": one.error},
+        lambda one: {**WITHOUT_WORKER, "reason": one.reason, "error": one.error},
     ),
     "cancelled": (job_cancelled, lambda one: {"reason": one.reason}),
     "fired": (schedule_fired, lambda one: {"schedule": one.reason}),
@@ -84,69 +85,45 @@ class Announcer:
     """Sends signals one after the other, in the order of the events."""
 
     def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Reset the queue and the thread, which after a fork belong to the parent."""
-        self._waiting: SimpleQueue[Callable[[], object] | Event] = SimpleQueue()
-        self._lock = Lock()
-        self._thread: Thread | None = None
+        self._calls = CallQueue("djqueue-signals", MAX_WAITING, on_error=_on_error, on_drop=_on_drop)
+        self._calls.before, self._calls.idle = clean_thread, close_thread
 
     @property
     def is_behind(self) -> bool:
         """True if receivers are so slow that no more jobs should start."""
-        return self._waiting.qsize() >= MAX_PENDING
+        return len(self._calls) >= MAX_PENDING
 
     def announce(self, signal: Signal, name: str, **about: Any) -> None:
         """Send a signal later, on the announcer's thread. May be called from any thread."""
-        self._put(partial(signal.send_robust, sender=registry.find(name), name=name, **about))
+        self._calls.put(partial(signal.send_robust, sender=registry.find(name), name=name, **about))
 
     def flush(self, timeout: float) -> bool:
         """Wait, up to `timeout` seconds, until all signals are sent; return whether they were."""
-        done = Event()
-        with self._lock:
-            if self._thread is None:
-                return True
-            self._waiting.put(done)
-        return done.wait(timeout)
+        return self._calls.flush(timeout)
 
-    def _put(self, send: Callable[[], object]) -> None:
-        with self._lock:
-            self._waiting.put(send)
-            if self._thread is None:
-                self._thread = Thread(target=self._run, name="djqueue-signals", daemon=True)
-                self._thread.start()
 
-    def _run(self) -> None:
-        while True:
-            try:
-                send = self._waiting.get(timeout=IDLE)
-            except Empty:
-                send = None
-            if send is None or isinstance(send, Event):
-                if self._ends(send):
-                    return
-                continue
-            if has_django():
-                close_old_connections()
-            send()
+def clean_thread() -> None:
+    """Close broken and old database connections of a thread that calls the project's code."""
+    if has_django():
+        close_old_connections()
 
-    def _ends(self, done: Event | None) -> bool:
-        """Close the connections, and end the thread if no signal is pending; the next one starts another."""
-        if has_django():
-            connections.close_all()
-        with self._lock:
-            is_over = self._waiting.empty()
-            if is_over:
-                self._thread = None
-        if done is not None:
-            done.set()
-        return is_over
+
+def close_thread() -> None:
+    """Close the database connections of a thread that has called the project's code."""
+    if has_django():
+        connections.close_all()
+
+
+def _on_error(error: BaseException) -> None:
+    errors.log(ERROR, type_name(error), "A receiver of signals raised an exception.", exc_info=error)
+
+
+def _on_drop(number: int) -> None:
+    logger.error("The receivers of signals are too slow: %d signals were not sent.", number)
 
 
 announcer = Announcer()
 """The announcer of this process."""
-os.register_at_fork(after_in_child=announcer.reset)
 
 
 def announce_incidents(incidents: Sequence[Incident]) -> None:

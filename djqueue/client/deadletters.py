@@ -19,9 +19,9 @@ from djqueue.storage.base import Storage
 
 from .sending import chunks
 
-PAGE = 500
+MAX_PAGE = 500
 """Dead letters per call."""
-MESSAGE = 500
+FINGERPRINT_LENGTH = 500
 """Characters of the message that count for its fingerprint."""
 VARIABLE = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+", re.IGNORECASE)
 """Parts in which messages of the same error differ: addresses, UUIDs, numbers."""
@@ -153,7 +153,7 @@ def find_dead_letters(storage: Storage, queue: str, wanted: DeadLetterFilter) ->
     seen: set[str] = set()
     after = None
     while True:
-        page = storage.reads.dead_letter_page(queue, PAGE, after)
+        page = storage.reads.dead_letter_page(queue, MAX_PAGE, after)
         for letter in page.dead_letters:
             if letter.id in seen:
                 return
@@ -203,7 +203,7 @@ def retry_dead_letters(
     """Retry dead letters by id, a part at a time; `progress` is called with the counts after each part."""
     answers: Counter[str] = Counter()
     counts = RetriedDead()
-    for chunk in chunks(islice(ids, limit), PAGE):
+    for chunk in chunks(islice(ids, limit), MAX_PAGE):
         answers.update(storage.jobs.retry(queue, chunk, dry_run=dry_run))
         counts = RetriedDead(**answers)
         if progress is not None:
@@ -223,7 +223,7 @@ def move_dead_letters(
 ) -> MovedDead:
     """Move dead letters by id, a part at a time; `progress` is called with the counts after each part."""
     counts = MovedDead()
-    for chunk in chunks(islice(ids, limit), PAGE):
+    for chunk in chunks(islice(ids, limit), MAX_PAGE):
         answers = _would_move(storage, queue, chunk, to) if dry_run else storage.jobs.move(queue, chunk, to)
         moved = Counter(answer if answer in MovedDead._fields else "refused" for answer in answers)
         counts = MovedDead(*(before + moved[name] for name, before in counts._asdict().items()))
@@ -246,7 +246,7 @@ def fingerprint(letter: DeadLetterRecord) -> str:
     """Return a hash that is equal for dead letters of the same error, even if numbers in the message
     differ.
     """
-    line = VARIABLE.sub("#", letter.error_message[:MESSAGE].partition("\n")[0])
+    line = VARIABLE.sub("#", letter.error_message[:FINGERPRINT_LENGTH].partition("\n")[0])
     data = f"{letter.error_type}\0{line}".encode(errors="surrogatepass")
     return blake2b(data, digest_size=6).hexdigest()
 

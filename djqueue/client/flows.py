@@ -14,7 +14,7 @@ from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 
 from . import envelope
-from .sending import BULK, asend_together, send_together
+from .sending import JOBS_PER_CALL, asend_together, send_together
 from .transactions import When
 
 FOLLOWERS = 20
@@ -232,8 +232,8 @@ class _Plan:
                 if depends_on != options.job.depends_on or dependents:
                     job = replace(options.job, depends_on=depends_on, dependents=dependents)
                     options = replace(options, job=job)
-                for start in range(0, len(grouped), BULK):
-                    self._add(options, name, grouped[start : start + BULK])
+                for start in range(0, len(grouped), JOBS_PER_CALL):
+                    self._add(options, name, grouped[start : start + JOBS_PER_CALL])
         for node in nodes:
             node.is_fresh = False
 

@@ -1,22 +1,21 @@
-"""Hints for callers: warnings of jobs that no worker would run, and calls of other job queues.
+"""Warnings of jobs that no worker would run.
 
 Each job and queue is checked once per process.
 """
-
-import logging
 
 from django.core.signals import setting_changed
 
 from djqueue.conf import get_settings
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Batch
+from djqueue.core.logs import Log
 from djqueue.core.suggest import similar
 from djqueue.storage.base import Storage
 
 from .declarations import registry
 from .envelope import DEFAULT_QUEUE
 
-logger = logging.getLogger("djqueue.client")
+logger = Log("djqueue.client")
 
 MAX_CHECKED = 10_000
 """Maximum number of queues and jobs that are checked."""
@@ -163,81 +162,3 @@ def _forget(*, setting: str, **_: object) -> None:
 
 
 setting_changed.connect(_forget)
-
-
-JOB_CALLS = {
-    "apply": "{job}(...) to run it in this process, or {job}.enqueue(...)",
-    "apply_async": "{job}.using(delay=60, queue=...).enqueue(...)",
-    "apply_async_on_commit": "{job}.enqueue(...), which joins the open transaction",
-    "async_apply": "{job}.enqueue(...)",
-    "configure": "{job}.using(...).enqueue(...)",
-    "defer": "{job}.enqueue(...)",
-    "defer_async": "await {job}.aenqueue(...)",
-    "delay": "{job}.enqueue(...)",
-    "delay_on_commit": "{job}.enqueue(...), which joins the open transaction",
-    "message": "{job}.node(...), a job of a workflow",
-    "perform_async": "{job}.enqueue(...)",
-    "perform_in": "{job}.using(delay=60).enqueue(...)",
-    "run": "{job}(...) to run it in this process, or {job}.enqueue(...)",
-    "s": "{job}.node(...), a job of a workflow",
-    "send": "{job}.enqueue(...)",
-    "send_with_options": "{job}.using(delay=60, queue=...).enqueue(...)",
-    "si": "{job}.node(...), a job of a workflow",
-    "signature": "{job}.node(...), a job of a workflow",
-    "starmap": "{job}.enqueue_many(((value,), {{}}) for value in values)",
-    "map": "{job}.enqueue_many(((value,), {{}}) for value in values)",
-    "chunks": "{job}.enqueue_many(((value,), {{}}) for value in values)",
-    "submit": "{job}.enqueue(...)",
-}
-"""Attributes of the tasks of Celery, Dramatiq, Huey, Procrastinate and Sidekiq, and their equivalents."""
-
-
-QUEUE_CALLS = {
-    "add": "enqueue(payload)",
-    "async_task": "enqueue(payload)",
-    "canceled_job_registry": "counts()",
-    "count": "counts()",
-    "deferred_job_registry": "counts()",
-    "delay": "enqueue(payload)",
-    "delete": "obliterate()",
-    "drain": "clear()",
-    "empty": "clear()",
-    "enqueue_at": "enqueue(payload, run_at=...)",
-    "enqueue_call": "enqueue(payload)",
-    "enqueue_in": "enqueue(payload, delay=60)",
-    "failed_job_registry": "dead_letters()",
-    "fetch_job": "get_job(id)",
-    "finished_job_registry": "counts()",
-    "get_job_ids": "dead_letters() or the admin, which list jobs",
-    "get_jobs": "dead_letters() or the admin, which list jobs",
-    "is_empty": "counts()",
-    "job_ids": "dead_letters() or the admin, which list jobs",
-    "jobs": "dead_letters() or the admin, which list jobs",
-    "pending_count": "counts()",
-    "publish": "enqueue(payload)",
-    "purge": "clear()",
-    "push": "enqueue(payload)",
-    "put": "enqueue(payload)",
-    "scheduled_job_registry": "counts()",
-    "send": "enqueue(payload)",
-    "send_task": "enqueue(payload, name=...)",
-    "size": "counts()",
-    "started_job_registry": "counts()",
-}
-"""Attributes of the queues of RQ, BullMQ, Celery, Huey and Django Q, and their equivalents."""
-
-
-def explain_queue_attribute(name: str) -> str:
-    """Return the text of an AttributeError for an attribute that a queue does not have."""
-    call = QUEUE_CALLS.get(name)
-    if call is None:
-        return f"'Queue' object has no attribute {name!r}"
-    return f"Queue has no {name}. Use Queue.{call}."
-
-
-def explain_attribute(kind: str, job: object, name: str) -> str:
-    """Return the text of an AttributeError for an attribute that a job type does not have."""
-    call = JOB_CALLS.get(name)
-    if call is None or not isinstance(job, str):
-        return f"{kind!r} object has no attribute {name!r}"
-    return f"A djqueue job has no {name}(). Use {call.format(job=job)}."

@@ -97,7 +97,7 @@ class JobInfo:
 
     @property
     def stalls(self) -> int:
-        """Number of stalled attempts: their lease expired, or the scheduler that ran them ended."""
+        """Number of attempts that stalled: their lease expired."""
         return self.record.stalls
 
     @property

@@ -30,7 +30,7 @@ from djqueue.core.executors import (
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import PARSERS, EnqueueOptions, check_text, merge_given
 from djqueue.core.permissions import PERMISSIONS, Permissions
-from djqueue.core.suggest import FOREIGN_TIMES, nearest_option
+from djqueue.core.suggest import FOREIGN_TIMES, explain_job_attribute, nearest_option
 from djqueue.core.threads import gc_paused
 from djqueue.core.units import milliseconds
 from djqueue.schedules import SCHEDULE_PARSERS
@@ -123,7 +123,7 @@ class JobType(Generic[P, R]):
             # Only called for missing attributes. Calls of other job queues get an error that names our
             # call.
             raise AttributeError(
-                hints.explain_attribute(type(self).__name__, self.__dict__.get("__name__"), name)
+                explain_job_attribute(type(self).__name__, self.__dict__.get("__name__"), name)
             )
 
     @property

@@ -13,7 +13,7 @@ from djqueue.core.messages import shown
 from djqueue.core.options import PARSERS, EnqueueOptions, check_text, merge_given
 from djqueue.core.policies import KeyLimit, KeyLimitChanges
 from djqueue.core.states import PENDING, State
-from djqueue.core.suggest import nearest
+from djqueue.core.suggest import explain_queue_attribute, nearest, nearest_event
 from djqueue.core.units import instant, milliseconds
 from djqueue.storage.base import Storage, Unsubscribe
 
@@ -34,7 +34,6 @@ from .deadletters import (
 )
 from .declarations import registry
 from .flows import Node
-from .hints import explain_queue_attribute
 from .info import JobInfo, JobStatus, outcome
 from .limiters import UNCHANGED, check_count, read_limits
 from .results import DEFAULT_WAIT
@@ -63,7 +62,7 @@ EVENTS = (
     "removed",
 )
 """The events of `Queue.on`."""
-AHEAD = 86_400_000
+CLOCK_MARGIN = 86_400_000
 """A day, in milliseconds: a margin for a storage whose clock is ahead of this one."""
 MISSING: Any = object()
 
@@ -533,7 +532,7 @@ class Queue:
             delayed: Also remove delayed and blocked jobs.
         """
         states = PENDING if delayed else frozenset({State.WAITING})
-        return self.storage.queues.clean(self.name, states, SYSTEM_CLOCK.now() + AHEAD)
+        return self.storage.queues.clean(self.name, states, SYSTEM_CLOCK.now() + CLOCK_MARGIN)
 
     aclear = asynchronous(clear)
 
@@ -560,7 +559,7 @@ class Queue:
             wanted.append(State(name))
         age = milliseconds("older_than", older_than)
         # The storage's clock may be ahead of this one, and jobs that have just ended count as ended.
-        before = SYSTEM_CLOCK.now() - age + 1 if age else SYSTEM_CLOCK.now() + AHEAD
+        before = SYSTEM_CLOCK.now() - age + 1 if age else SYSTEM_CLOCK.now() + CLOCK_MARGIN
         return self.storage.queues.clean(self.name, frozenset(wanted), before, maximum)
 
     aclean = asynchronous(clean)
@@ -580,7 +579,7 @@ class Queue:
         Returns a function that ends the subscription.
         """
         if event != "*" and event not in EVENTS:
-            raise OptionError(f"event: unknown event {event!r}{nearest(str(event), EVENTS)}")
+            raise OptionError(f"event: unknown event {event!r}{nearest_event(str(event), EVENTS)}")
         if not callable(handler):
             raise OptionError(f"handler: expected a function that takes an event, got {handler!r}")
 

@@ -4,7 +4,6 @@ A caller subscribes before the enqueue, so that no event is missed. The error fo
 has the job's state, the reason why it has not finished, and the remedy.
 """
 
-import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -17,6 +16,7 @@ from djqueue.core.deadlines import within
 from djqueue.core.errors import DjqueueError, JobNotFoundError, ResultTimeoutError, StorageUnavailableError
 from djqueue.core.explain import MAX_BEFORE, Explanation
 from djqueue.core.job import Batch, EnqueueResult, Event, JobRecord, ResultReader, install_result_reader
+from djqueue.core.logs import Log
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.core.units import milliseconds, to_datetime
 from djqueue.storage.base import EventHandler, Storage, Unsubscribe
@@ -40,13 +40,13 @@ from .transactions import (
     stored_result,
 )
 
-logger = logging.getLogger("djqueue.client")
+logger = Log("djqueue.client")
 
 DEFAULT_WAIT = 30.0
 """Default time limit of `enqueue_and_wait`, in seconds."""
 CHECK_EVERY = 2.0
 """Seconds between reads of the job, in case an event was lost with a connection."""
-RETRY = 0.25
+RETRY_INTERVAL = 0.25
 """Seconds between reads while the storage is unavailable."""
 SUBSCRIPTION_TIMEOUT = 1.0
 """Seconds to wait for a subscription before the job is enqueued without one."""
@@ -162,7 +162,7 @@ def _watch(
         try:
             [record] = yield Step(storage.reads.jobs, storage.reads.ajobs, (result.queue, [result.id]))
         except StorageUnavailableError as error:
-            outage, pause = error, RETRY
+            outage, pause = error, RETRY_INTERVAL
         else:
             if has_ended(record):
                 return outcome(record, result.id)

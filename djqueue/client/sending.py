@@ -26,11 +26,11 @@ from .transactions import When, aopen_alias, defer, open_alias
 
 T = TypeVar("T")
 
-BULK = 1_000
+JOBS_PER_CALL = 1_000
 """Jobs of `enqueue_many` in one call of the storage."""
 
 
-def chunks(entries: Iterable[T], size: int = BULK) -> Iterator[list[T]]:
+def chunks(entries: Iterable[T], size: int = JOBS_PER_CALL) -> Iterator[list[T]]:
     """Yield the entries of a bulk call in lists of at most `size`."""
     source = iter(entries)
     while chunk := list(islice(source, size)):

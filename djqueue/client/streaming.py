@@ -17,13 +17,13 @@ from djqueue.storage.base import Storage
 
 from .envelope import with_ids
 from .info import outcome
-from .results import CHECK_EVERY, ENDINGS, RETRY, has_ended, timed_out
+from .results import CHECK_EVERY, ENDINGS, RETRY_INTERVAL, has_ended, timed_out
 from .sending import aenqueue, enqueue
 from .steps import LoopSignal, Signal, Step, Steps, in_thread
 from .transactions import When, acheck_waiting, check_waiting, refuse_uncommitted
 
 ON_RESTART = ("raise", "continue")
-NEWS = ENDINGS | {"item", "started"}
+WAKING_EVENTS = ENDINGS | {"item", "started"}
 """Events after which items may be available."""
 
 Wait = float | timedelta | None
@@ -220,7 +220,7 @@ def _has_more(page: ItemPage | None) -> bool:
 
 def _on_news(wake: Callable[[], None]) -> Callable[[Event], None]:
     def handler(event: Event) -> None:
-        if event.event in NEWS:
+        if event.event in WAKING_EVENTS:
             wake()
 
     return handler
@@ -232,7 +232,7 @@ def _is_over(deadline: int | None) -> bool:
 
 def _pause(deadline: int | None, outage: StorageUnavailableError | None) -> float:
     """Return the seconds until the next read if no event comes: one may be lost with a connection."""
-    pause = CHECK_EVERY if outage is None else RETRY
+    pause = CHECK_EVERY if outage is None else RETRY_INTERVAL
     if deadline is None:
         return pause
     return min(pause, max(0, deadline - SYSTEM_CLOCK.monotonic()) / 1_000)

@@ -9,7 +9,6 @@ Only opentelemetry-api is needed, which the extra `otel` installs. Without an SD
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from djqueue import __version__
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import Discard, JobCancelledError, JobInterrupted, OptionError, Snooze
 from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.logs import Log
 from djqueue.core.units import to_datetime
 
 try:
@@ -46,7 +46,7 @@ OUTCOME = "djqueue.job.outcome"
 SEND, PROCESS = "send", "process"
 INTERRUPTIONS = (asyncio.CancelledError, JobCancelledError, JobInterrupted)
 
-logger = logging.getLogger("djqueue.otel")
+logger = Log("djqueue.otel")
 
 
 class TracingMiddleware:

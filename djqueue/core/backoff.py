@@ -9,7 +9,7 @@ from typing import Any
 
 from .errors import OptionError
 from .messages import shown
-from .units import LONGEST, milliseconds
+from .units import MAX_DURATION, milliseconds
 
 KINDS = ("fixed", "linear", "exponential")
 
@@ -88,6 +88,6 @@ def _checked(backoff: Backoff) -> Backoff:
             )
     for name in ("base", "cap"):
         wait = getattr(backoff, name)
-        if isinstance(wait, bool) or not isinstance(wait, int) or not 0 <= wait <= LONGEST:
-            raise OptionError(f"backoff.{name}: must be from 0 to {LONGEST} milliseconds; got {wait!r}")
+        if isinstance(wait, bool) or not isinstance(wait, int) or not 0 <= wait <= MAX_DURATION:
+            raise OptionError(f"backoff.{name}: must be from 0 to {MAX_DURATION} milliseconds; got {wait!r}")
     return backoff

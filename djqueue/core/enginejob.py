@@ -87,7 +87,7 @@ class EngineJob:
         """Attempts started, without released ones."""
         self.failures = 0
         self.stalls = 0
-        """Attempts that ended with their worker."""
+        """Attempts that stalled: their lease expired."""
         self.token = 0
         """Fencing token of the current claim."""
         self.last_token = 0

@@ -37,7 +37,8 @@
         └── UnrecoverableError          failed at once, without further attempts
             └── ItemError               ... because a yielded item cannot be sent
 
-A class's docstring is its message; `code` is shared with stored rows and with what goes over sockets.
+A class's docstring is its message; a subclass without a docstring has its base's. `code` is shared with
+stored rows and with what goes over sockets.
 """
 
 from datetime import timedelta
@@ -52,7 +53,7 @@ class DjqueueError(Exception):
     code: ClassVar[str] = "error"
 
     def __init__(self, message: str | None = None) -> None:
-        super().__init__(message or (type(self).__doc__ or "").strip().splitlines()[0])
+        super().__init__(message or _described(type(self)))
 
 
 class ConfigurationError(DjqueueError):
@@ -311,6 +312,13 @@ class ItemError(UnrecoverableError):
 
     code = "item"
     reason = "invalid_result"
+
+
+def _described(kind: type[DjqueueError]) -> str:
+    """Return the first line of the docstring of a class, or of its bases; its name if Python has none."""
+    documented = (base.__doc__ or "" for base in kind.__mro__ if issubclass(base, DjqueueError))
+    lines = (text.strip().partition("\n")[0] for text in documented)
+    return next(filter(None, lines), kind.__name__)
 
 
 def by_code(code: str, message: str) -> DjqueueError:

@@ -54,7 +54,7 @@ REQUIRED = frozenset({"output", "grace"})
 LEAST_MEMORY = 32 * MIB
 """Python itself needs this much."""
 LEAST_FILES = 32
-MOST = 2**53
+MAX_SIZE = 2**53
 
 
 def parse_executor(value: Any) -> str:
@@ -128,7 +128,7 @@ def _parse(name: str, value: Any) -> int | None:
     else:
         number = value
     least = {"memory": LEAST_MEMORY, "files": LEAST_FILES, "cpu": 1, "file_size": 0}.get(name, 0)
-    if not least <= number <= MOST:
+    if not least <= number <= MAX_SIZE:
         unit = {"memory": " bytes", "file_size": " bytes", "output": " bytes"}.get(name, "")
-        raise OptionError(f"{where}: must be from {least:,} to {MOST:,}{unit}; got {value!r}")
+        raise OptionError(f"{where}: must be from {least:,} to {MAX_SIZE:,}{unit}; got {value!r}")
     return number

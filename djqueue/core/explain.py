@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from .messages import gettext_noop
 from .states import PENDING, State
 from .workers import WorkerInfo
 
@@ -28,11 +29,6 @@ class BlockingJob(NamedTuple):
     worker: str
     queue: str = ""
     """Its queue, if that is not the waiting job's."""
-
-
-def gettext_noop(text: str) -> str:
-    """Mark a text that the dashboard translates."""
-    return text
 
 
 class Verdict(NamedTuple):
@@ -152,7 +148,7 @@ it; limits, of the concurrency key before the queue before the shared limiter; i
 """
 
 BY_WORD = {verdict.word: verdict for verdict in VERDICTS}
-AHEAD = gettext_noop("Other jobs are ahead.")
+OTHERS_AHEAD = gettext_noop("Other jobs are ahead.")
 
 
 class Facts(NamedTuple):
@@ -246,7 +242,7 @@ def sentence(explanation: Explanation, translate: Callable[[str], str] = str) ->
     verdict = BY_WORD.get(explanation.verdict)
     text = "" if verdict is None else verdict.sentence
     if explanation.verdict == "waiting_turn" and explanation.before:
-        text = AHEAD
+        text = OTHERS_AHEAD
     return text and translate(text) % explanation._asdict()
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
-from .errors import ConfigurationError
+from .errors import ConfigurationError, OptionError
 from .headers import Headers
 from .options import JobKey, JobOptions
 from .states import State
-from .suggest import RESULT_HERE
+from .suggest import FOREIGN_RESULT_CALLS
 
 
 class JobFailure(NamedTuple):
@@ -104,6 +104,11 @@ class Batch(NamedTuple):
         """Headers of the jobs."""
         return self.options.headers
 
+    def check_ids(self) -> None:
+        """Raise ValueError unless there is one id for each payload, or none at all."""
+        if self.ids is not None and len(self.ids) != len(self.payloads):
+            raise ValueError(f"expected one id per payload ({len(self.payloads)}), got {len(self.ids)}")
+
     def with_headers(self, headers: Mapping[str, Any]) -> "Batch":
         """Return the batch with headers added; one of the same name replaces the batch's own.
 
@@ -174,8 +179,8 @@ if not TYPE_CHECKING:
 
     def _explain(result: EnqueueResult, name: str) -> Any:
         """Raise AttributeError; for an attribute of other job queues, name the equivalent here."""
-        here = RESULT_HERE.get(name)
-        hint = f". Use {here}" if here else ""
+        call = FOREIGN_RESULT_CALLS.get(name)
+        hint = f". Use {call}" if call else ""
         raise AttributeError(f"{type(result).__name__!r} object has no attribute {name!r}{hint}")
 
     EnqueueResult.__getattr__ = _explain
@@ -289,6 +294,16 @@ class Outcome(NamedTuple):
     error: JobFailure | None = None
     reason: str = ""
     """Reason of the dead letter, for `fail`."""
+
+
+OUTCOME_KINDS = frozenset({"complete", "retry", "release", "fail", "cancel"})
+
+
+def check_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Raise OptionError for an outcome of an unknown kind."""
+    for outcome in outcomes:
+        if outcome.kind not in OUTCOME_KINDS:
+            raise OptionError(f"unknown outcome {outcome.kind!r}")
 
 
 class Finished(NamedTuple):

@@ -2,15 +2,19 @@
 events that may occur by the thousand.
 """
 
-import logging
 import re
 from collections.abc import Callable, Hashable
 from threading import Lock
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 LONGEST = 200
 """Maximum number of characters of a representation in a message."""
+
+
+def gettext_noop(text: str) -> str:
+    """Mark a text that the dashboard translates."""
+    return text
 
 
 def shown(value: Any) -> str:
@@ -80,6 +84,13 @@ def size(number: float) -> str:
     return f"{number:.1f} TB"
 
 
+class Logs(Protocol):
+    """A logger."""
+
+    def log(self, level: int, msg: str, /, *args: object, exc_info: BaseException | None = None) -> None:
+        """Log a record."""
+
+
 class ThrottledLog:
     """A log that shows each kind of event at most once in `interval` seconds, and counts the events in
     between.
@@ -87,9 +98,7 @@ class ThrottledLog:
     One entry is kept for each kind, so there must be few.
     """
 
-    def __init__(
-        self, logger: logging.Logger, interval: float, clock: Callable[[], float] = monotonic
-    ) -> None:
+    def __init__(self, logger: Logs, interval: float, clock: Callable[[], float] = monotonic) -> None:
         self._logger = logger
         self._interval = interval
         self._clock = clock

@@ -331,18 +331,21 @@ def _backoff(_name: str, value: Any) -> Backoff:
     return parse_backoff(value)
 
 
+_delay = _optional(milliseconds)
+_duration = _optional(positive_milliseconds)
+
 PARSERS: dict[str, Parser] = {
     "queue": check_text,
     "priority": _integer(-MAX_INTEGER, MAX_INTEGER),
-    "delay": _optional(milliseconds),
+    "delay": _delay,
     "run_at": _optional(instant),
     "max_attempts": _integer(1, MAX_INTEGER),
     "max_stalls": _integer(0, MAX_INTEGER),
     "backoff": _backoff,
-    "timeout": _optional(positive_milliseconds),
-    "ttl": _optional(positive_milliseconds),
+    "timeout": _duration,
+    "ttl": _duration,
     "unique_key": _optional(check_text),
-    "unique_ttl": _optional(positive_milliseconds),
+    "unique_ttl": _duration,
     "on_duplicate": _choice(ON_DUPLICATE),
     "concurrency_key": _optional(check_text),
     "weight": _integer(1, MAX_INTEGER),
@@ -350,14 +353,16 @@ PARSERS: dict[str, Parser] = {
     "on_dependency_failure": _choice(ON_DEPENDENCY_FAILURE),
     "lifo": _flag,
     "durable": _optional(_flag),
-    "result_ttl": _optional(positive_milliseconds),
-    "retention": _optional(positive_milliseconds),
+    "result_ttl": _duration,
+    "retention": _duration,
     "tags": _tags,
     "subject": _optional(_subject),
     "headers": parse_headers,
     "content_type": _content_type,
     "enqueue_on_commit": parse_on_commit,
 }
+DURATIONS = frozenset(name for name, parser in PARSERS.items() if parser in (_delay, _duration))
+"""Options that are durations: users give seconds or a timedelta, and parsed options have milliseconds."""
 
 
 def name_of(instance: Any) -> str | None:

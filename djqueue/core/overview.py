@@ -2,6 +2,7 @@
 
 from typing import Literal, NamedTuple
 
+from .messages import gettext_noop as _
 from .policies import KeyLimit, Rate
 from .states import State
 
@@ -145,6 +146,32 @@ class DiagnosticLine(NamedTuple):
     """Meaning, or action to take."""
 
 
+ROWS = _("about %s rows")
+ROWS_OF_SIZE = _("about %s rows, %s")
+ROWS_WITH_DEAD = _("about %s rows, %s, about %s dead rows")
+MORE = _("more than %s")
+KEYS_OF_SIZE = _("%s keys, %s")
+SAMPLED = _("Sampled from the first %s of %s queues.")
+REPLICA_LAG = _("Replica %s lag")
+EVICTS = (
+    _("maxmemory-policy is %s: when memory is full, Redis evicts jobs or results."),
+    _("Set maxmemory-policy to noeviction. Use another server for a cache that needs another policy."),
+)
+NOT_WRITTEN = (
+    _("Nothing is written to disk (appendonly no, no save points): a restart loses every job."),
+    _("Set appendonly to yes, with appendfsync everysec or always."),
+)
+COMPOSED = (
+    *((text,) for text in (ROWS_WITH_DEAD, ROWS_OF_SIZE, ROWS, MORE, KEYS_OF_SIZE, SAMPLED, REPLICA_LAG)),
+    EVICTS,
+    NOT_WRITTEN,
+)
+"""Texts of diagnostics that are composed of values and parts, of which a finding has two: problem and remedy.
+
+The dashboard recognizes them to translate them. Constant texts are where a line is made, marked with
+`gettext_noop`."""
+
+
 class Diagnostics(NamedTuple):
     """Diagnostics of a storage, its servers or tables, and its maintenance."""
 
@@ -182,13 +209,13 @@ def system_finding(id: str, text: str, hint: str) -> Finding:
 
 def workers_line(count: int) -> DiagnosticLine:
     """Return the line with the number of live workers."""
-    if count:
-        return DiagnosticLine("workers.alive", "Workers", "Live", f"{count:,}")
-    return DiagnosticLine(
-        "workers.alive",
-        "Workers",
-        "Live",
-        "0",
-        WARN,
-        "No worker is running: start one with `manage.py runworkers`.",
-    )
+    note = "" if count else _("No worker is running: start one with `manage.py runworkers`.")
+    return DiagnosticLine("workers.alive", _("Workers"), _("Live"), f"{count:,}", WARN if note else OK, note)
+
+
+def storage_lines(where: str, queues: int) -> list[DiagnosticLine]:
+    """Return the lines that every storage has: its location, and its number of queues."""
+    return [
+        DiagnosticLine("storage.where", _("Storage"), _("Location"), where),
+        DiagnosticLine("storage.queues", _("Storage"), _("Queues"), f"{queues:,}"),
+    ]

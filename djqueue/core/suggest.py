@@ -109,43 +109,7 @@ FOREIGN_TIMES = {
     "start_time": "start_at",
 }
 """Options of schedules in other projects, and their equivalents here."""
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?`, or nothing if no known name is close."""
-    by_text = {other.casefold(): other for other in known}
-    close = get_close_matches(name, list(by_text.values()), n=1) or get_close_matches(
-        name.casefold(), by_text, n=1
-    )
-    return f"; did you mean {by_text[close[0].casefold()]!r}?" if close else ""
-
-
-def nearest_option(name: str, known: Iterable[str]) -> str:
-    """Like `nearest`, for options: the names that other queues use are known, too."""
-    if name in EXPLAINED:
-        return f"; {EXPLAINED[name]}"
-    if name not in FOREIGN_OPTIONS:
-        return nearest(name, known)
-    note = f" ({NOTES[name]})" if name in NOTES else ""
-    return f"; did you mean {FOREIGN_OPTIONS[name]!r}?{note}"
-
-
-def similar(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that this one may be a misspelling of.
-
-    Names that differ only in digits, such as `shard-1` and `shard-2`, are different on purpose.
-    """
-    shape = _without_digits(name)
-    candidates = [other for other in known if _without_digits(other) != shape]
-    close = get_close_matches(name, candidates, n=1)
-    return close[0] if close else None
-
-
-def _without_digits(name: str) -> str:
-    return "".join(character for character in name if not character.isdigit())
-
-
-PACKAGE_HERE = {
+FOREIGN_EXPORTS = {
     "Celery": "job: djqueue has no application object",
     "Schedule": "job(cron=...) or job(every=...)",
     "actor": "job",
@@ -169,7 +133,7 @@ PACKAGE_HERE = {
     "task": "job",
 }
 """Exports of other packages, and what to import here."""
-RESULT_HERE = {
+FOREIGN_RESULT_CALLS = {
     "abort": "Queue(result.queue).cancel(result.id)",
     "cancel": "Queue(result.queue).cancel(result.id)",
     "exc_info": "result.job().timeline",
@@ -193,3 +157,149 @@ RESULT_HERE = {
     "traceback": "result.job().timeline",
 }
 """Attributes of results in Celery, RQ, Huey and Dramatiq, and what to call here."""
+FOREIGN_JOB_CALLS = {
+    "apply": "{job}(...) to run it in this process, or {job}.enqueue(...)",
+    "apply_async": "{job}.using(delay=60, queue=...).enqueue(...)",
+    "apply_async_on_commit": "{job}.enqueue(...), which joins the open transaction",
+    "async_apply": "{job}.enqueue(...)",
+    "configure": "{job}.using(...).enqueue(...)",
+    "defer": "{job}.enqueue(...)",
+    "defer_async": "await {job}.aenqueue(...)",
+    "delay": "{job}.enqueue(...)",
+    "delay_on_commit": "{job}.enqueue(...), which joins the open transaction",
+    "message": "{job}.node(...), a job of a workflow",
+    "perform_async": "{job}.enqueue(...)",
+    "perform_in": "{job}.using(delay=60).enqueue(...)",
+    "run": "{job}(...) to run it in this process, or {job}.enqueue(...)",
+    "s": "{job}.node(...), a job of a workflow",
+    "send": "{job}.enqueue(...)",
+    "send_with_options": "{job}.using(delay=60, queue=...).enqueue(...)",
+    "si": "{job}.node(...), a job of a workflow",
+    "signature": "{job}.node(...), a job of a workflow",
+    "starmap": "{job}.enqueue_many(((value,), {{}}) for value in values)",
+    "map": "{job}.enqueue_many(((value,), {{}}) for value in values)",
+    "chunks": "{job}.enqueue_many(((value,), {{}}) for value in values)",
+    "submit": "{job}.enqueue(...)",
+}
+"""Attributes of the tasks of Celery, Dramatiq, Huey, Procrastinate and Sidekiq, and their equivalents."""
+FOREIGN_QUEUE_CALLS = {
+    "add": "enqueue(payload)",
+    "async_task": "enqueue(payload)",
+    "canceled_job_registry": "counts()",
+    "count": "counts()",
+    "deferred_job_registry": "counts()",
+    "delay": "enqueue(payload)",
+    "delete": "obliterate()",
+    "drain": "clear()",
+    "empty": "clear()",
+    "enqueue_at": "enqueue(payload, run_at=...)",
+    "enqueue_call": "enqueue(payload)",
+    "enqueue_in": "enqueue(payload, delay=60)",
+    "failed_job_registry": "dead_letters()",
+    "fetch_job": "get_job(id)",
+    "finished_job_registry": "counts()",
+    "get_job_ids": "dead_letters() or the admin, which list jobs",
+    "get_jobs": "dead_letters() or the admin, which list jobs",
+    "is_empty": "counts()",
+    "job_ids": "dead_letters() or the admin, which list jobs",
+    "jobs": "dead_letters() or the admin, which list jobs",
+    "pending_count": "counts()",
+    "publish": "enqueue(payload)",
+    "purge": "clear()",
+    "push": "enqueue(payload)",
+    "put": "enqueue(payload)",
+    "scheduled_job_registry": "counts()",
+    "send": "enqueue(payload)",
+    "send_task": "enqueue(payload, name=...)",
+    "size": "counts()",
+    "started_job_registry": "counts()",
+}
+"""Attributes of the queues of RQ, BullMQ, Celery, Huey and Django Q, and their equivalents."""
+FOREIGN_EVENTS = {
+    "active": "started",
+    "added": "enqueued",
+    "canceled": "cancelled",
+    "complete": "completed",
+    "delayed": "enqueued",
+    "done": "completed",
+    "error": "failed",
+    "executing": "started",
+    "expired": "failed",
+    "finished": "completed",
+    "interrupted": "released",
+    "queued": "enqueued",
+    "retries-exhausted": "failed",
+    "retry": "retried",
+    "retrying": "retried",
+    "revoked": "cancelled",
+    "running": "started",
+    "scheduled": "enqueued",
+    "snoozed": "released",
+    "succeeded": "completed",
+    "success": "completed",
+    "task-failed": "failed",
+    "task-received": "started",
+    "task-retried": "retried",
+    "task-revoked": "cancelled",
+    "task-sent": "enqueued",
+    "task-started": "started",
+    "task-succeeded": "completed",
+    "waiting": "enqueued",
+}
+"""Events of BullMQ, Celery, Huey and River, and their equivalents here."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?`, or nothing if no known name is close."""
+    by_text = {other.casefold(): other for other in known}
+    close = get_close_matches(name, list(by_text.values()), n=1) or get_close_matches(
+        name.casefold(), by_text, n=1
+    )
+    return f"; did you mean {by_text[close[0].casefold()]!r}?" if close else ""
+
+
+def nearest_option(name: str, known: Iterable[str]) -> str:
+    """Like `nearest`, for options: the names that other queues use are known, too."""
+    if name in EXPLAINED:
+        return f"; {EXPLAINED[name]}"
+    if name not in FOREIGN_OPTIONS:
+        return nearest(name, known)
+    note = f" ({NOTES[name]})" if name in NOTES else ""
+    return f"; did you mean {FOREIGN_OPTIONS[name]!r}?{note}"
+
+
+def nearest_event(name: str, known: Iterable[str]) -> str:
+    """Like `nearest`, for events: the names that other queues use are known, too."""
+    meant = FOREIGN_EVENTS.get(name)
+    return f"; did you mean {meant!r}?" if meant else nearest(name, known)
+
+
+def similar(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that this one may be a misspelling of.
+
+    Names that differ only in digits, such as `shard-1` and `shard-2`, are different on purpose.
+    """
+    shape = _without_digits(name)
+    candidates = [other for other in known if _without_digits(other) != shape]
+    close = get_close_matches(name, candidates, n=1)
+    return close[0] if close else None
+
+
+def explain_queue_attribute(name: str) -> str:
+    """Return the text of an AttributeError for an attribute that a queue does not have."""
+    call = FOREIGN_QUEUE_CALLS.get(name)
+    if call is None:
+        return f"'Queue' object has no attribute {name!r}"
+    return f"Queue has no {name}. Use Queue.{call}."
+
+
+def explain_job_attribute(kind: str, job: object, name: str) -> str:
+    """Return the text of an AttributeError for an attribute that a job type does not have."""
+    call = FOREIGN_JOB_CALLS.get(name)
+    if call is None or not isinstance(job, str):
+        return f"{kind!r} object has no attribute {name!r}"
+    return f"A djqueue job has no {name}(). Use {call.format(job=job)}."
+
+
+def _without_digits(name: str) -> str:
+    return "".join(character for character in name if not character.isdigit())

@@ -8,7 +8,7 @@ from typing import Any
 from .errors import OptionError
 from .messages import shown
 
-LONGEST = 100 * 365 * 86_400_000
+MAX_DURATION = 100 * 365 * 86_400_000
 """A hundred years in milliseconds: the maximum duration, so that no sum exceeds 64 bits."""
 
 
@@ -34,7 +34,7 @@ def milliseconds(name: str, value: Any) -> int:
         raise OptionError(f"{name}: {seconds!r} is not a finite number of seconds")
     if seconds < 0:
         raise OptionError(f"{name}: must not be negative; got {shown(value)}")
-    if seconds * 1_000 > LONGEST:
+    if seconds * 1_000 > MAX_DURATION:
         raise OptionError(f"{name}: must be at most 100 years; got {shown(value)}")
     if isinstance(value, timedelta):
         return -(-value // timedelta(milliseconds=1))
@@ -87,7 +87,7 @@ UNITS = {
     "tib": 2**40,
 }
 WRITTEN = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
-LARGEST = 2**53
+MAX_SIZE = 2**53
 """Maximum in bytes that Lua counts exactly: eight pebibytes."""
 
 
@@ -107,6 +107,6 @@ def parse_size(name: str, value: Any) -> int:
         size = int(number) * unit if number.isdecimal() else round(float(number) * unit)
     else:
         raise OptionError(f"{name}: expected a number of bytes or a string such as '500 MB', got {value!r}")
-    if not 0 <= size <= LARGEST:
-        raise OptionError(f"{name}: must be from 0 to {LARGEST} bytes; got {value!r}")
+    if not 0 <= size <= MAX_SIZE:
+        raise OptionError(f"{name}: must be from 0 to {MAX_SIZE} bytes; got {value!r}")
     return size

@@ -107,7 +107,7 @@ def with_command(waiting: tuple[str, ...], command: str) -> tuple[str, ...]:
     return (*kept, command)
 
 
-SILENT = 15_000
+SILENT_AFTER = 15_000
 """Milliseconds without a heartbeat after which a worker counts as silent."""
 RUNNING = "running"
 """State of a worker that claims jobs."""
@@ -123,7 +123,7 @@ def silent_from(worker: WorkerInfo) -> int:
 
     A worker with rare heartbeats may miss two of them.
     """
-    return worker.seen_at + max(SILENT, 3 * worker.heartbeat)
+    return worker.seen_at + max(SILENT_AFTER, 3 * worker.heartbeat)
 
 
 def claiming(workers: Iterable[WorkerInfo], at: int) -> list[WorkerInfo]:

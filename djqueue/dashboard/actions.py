@@ -101,7 +101,7 @@ class PendingDeletions:
             for queue in selection.queues:
                 if selection.ids:
                     self._jobs.update(((queue, job_id), one) for job_id in selection.ids)
-                elif row.kind in bulk.WHOLE:
+                elif row.kind in bulk.QUEUE_KINDS:
                     self._queues.setdefault(queue, []).append(one)
 
     def job(self, queue: str, job_id: str) -> Deletion | None:
@@ -181,7 +181,7 @@ def begin_deletion(
 
 def undo_page(kind: str) -> str:
     """Return the page that undoes a kind of deletion."""
-    return "undo_clean" if kind in bulk.WHOLE else "undo"
+    return "undo_clean" if kind in bulk.QUEUE_KINDS else "undo"
 
 
 def undo_button(message: Any) -> UndoButton | None:

@@ -1,19 +1,19 @@
 """Records actions and refused attempts: a row, an entry in the admin's log, a log line and a signal."""
 
-import logging
 from typing import Any
 
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy
 
 from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.logs import Log
 from djqueue.core.units import to_datetime
 from djqueue.dashboard import rendering
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import AuditEvent, Dashboard
 from djqueue.signals import dashboard_action
 
-logger = logging.getLogger("djqueue.audit")
+logger = Log("djqueue.audit")
 LAST_ACTIONS = {
     "retry": gettext_lazy("Already retried by %(user)s at %(at)s."),
     "dead_letters_retry": gettext_lazy("Already retried by %(user)s at %(at)s."),

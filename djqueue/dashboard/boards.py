@@ -19,28 +19,28 @@ from djqueue.core.overview import QueueOverview
 from djqueue.core.states import State
 from djqueue.core.workers import Unhandled, WorkerInfo, is_silent, served, silent_from, unhandled
 from djqueue.dashboard import reading, rights
-from djqueue.dashboard.reading import FRESH, CachedRead, read_cache
+from djqueue.dashboard.reading import FRESH_TIME, CachedRead, read_cache
 
-ENOUGH = 2_000
+MIN_SAMPLE_GAP = 2_000
 """Minimum milliseconds between the samples of an estimate."""
-SPAN = 15_000
+SAMPLE_SPAN = 15_000
 """Milliseconds of samples used for an estimate. If samples are further apart, the last two are used."""
 COMPARED = 12
 """Maximum latest samples compared with one another."""
-OLDEST = 300_000
+MAX_SAMPLE_AGE = 300_000
 """Milliseconds after which the previous sample is ignored."""
-WINDOW = 10_000
+MIN_WINDOW = 10_000
 """Minimum milliseconds of a window in which a backlog may have grown."""
 WINDOWS = 3
 """Consecutive windows of growth after which a backlog counts as never draining."""
 MAX_SAMPLES = 64
 """Maximum samples kept per queue."""
 EMPTY, ESTIMATING, DRAINING, STEADY, NEVER = "empty", "estimating", "draining", "steady", "never"
-MINUTES = 60
+CHART_MINUTES = 60
 """Minutes in a queue's small charts."""
-LATELY = 5
+RATE_MINUTES = 5
 """Whole minutes from which current rates are computed."""
-RECENT = 3
+OPEN_MINUTES = 3
 """Minutes, including the current one, whose counts may still change: the storage's clocks and its delayed
 writes differ by less."""
 
@@ -113,7 +113,7 @@ class QueueRow(NamedTuple):
     @property
     def whole(self) -> tuple[Bucket, ...]:
         """The latest whole minutes."""
-        return self.buckets[-1 - LATELY : -1]
+        return self.buckets[-1 - RATE_MINUTES : -1]
 
     @property
     def arriving(self) -> float:
@@ -146,7 +146,7 @@ class Board(NamedTuple):
     workers: tuple[WorkerInfo, ...]
     at: int
     past: "Past | None" = None
-    """Buckets of the minutes before the `RECENT` ones, if known."""
+    """Buckets of the minutes before the `OPEN_MINUTES` ones, if known."""
     samples: Mapping[str, Samples] = MappingProxyType({})
     """Recent sizes of each queue's backlog."""
 
@@ -241,9 +241,9 @@ def changes_at(request: HttpRequest, board: Board) -> None:
     """Limit how long a page may show a board while only time passes."""
     for line in board.lines:
         if line.waiting and not line.row.paused and line.forecast.kind != STEADY:
-            reading.expire_at(request, board.at + FRESH)  # the estimate changes with time
+            reading.expire_at(request, board.at + FRESH_TIME)  # the estimate changes with time
         if line.row.rate is not None and (line.row.tokens or 0) < line.row.rate.capacity:
-            reading.expire_at(request, board.at + FRESH)
+            reading.expire_at(request, board.at + FRESH_TIME)
         if line.objective is not None and line.row.oldest_at is not None and not line.is_late:
             reading.expire_at(request, line.row.oldest_at + line.objective)
     for worker in board.workers:
@@ -259,9 +259,9 @@ def sees_all(request: HttpRequest) -> bool:
 
 def empty_row(name: str, at: int) -> QueueRow:
     """Return a queue that has no jobs, or was removed."""
-    start = at // MINUTE * MINUTE + MINUTE - MINUTES * MINUTE
+    start = at // MINUTE * MINUTE + MINUTE - CHART_MINUTES * MINUTE
     row = get_storage().reads.overview([name]).queues[0]
-    buckets = tuple(empty_bucket(name, start + index * MINUTE, MINUTE) for index in range(MINUTES))
+    buckets = tuple(empty_bucket(name, start + index * MINUTE, MINUTE) for index in range(CHART_MINUTES))
     return QueueRow(row, buckets, 0, at)
 
 
@@ -274,8 +274,8 @@ def read_board() -> Board:
     serving = served(workers)
     end = overview.at // MINUTE * MINUTE + MINUTE
     last = read_cache.last("board")
-    past = _past(names, end - MINUTES * MINUTE, None if last is None else last.value.past)
-    recent = _by_queue(names, end - RECENT * MINUTE, end)
+    past = _past(names, end - CHART_MINUTES * MINUTE, None if last is None else last.value.past)
+    recent = _by_queue(names, end - OPEN_MINUTES * MINUTE, end)
     known = {} if last is None else last.value.samples
     samples = sampled(known, overview.queues, SYSTEM_CLOCK.monotonic())
     names_without_handler: dict[str, list[Unhandled]] = {}
@@ -298,10 +298,10 @@ def read_board() -> Board:
 def _recent(samples: Sequence[Sample]) -> Sequence[Sample]:
     """Return the samples used for an estimate; none until they span enough time."""
     now = samples[-1].tick
-    near = [one for one in samples if now - one.tick <= SPAN]
-    if now - near[0].tick >= ENOUGH:
+    near = [one for one in samples if now - one.tick <= SAMPLE_SPAN]
+    if now - near[0].tick >= MIN_SAMPLE_GAP:
         return near[-COMPARED:]
-    before = [one for one in samples if SPAN < now - one.tick <= OLDEST]
+    before = [one for one in samples if SAMPLE_SPAN < now - one.tick <= MAX_SAMPLE_AGE]
     return (*before[-1:], samples[-1]) if before else ()
 
 
@@ -309,9 +309,9 @@ def _has_grown(samples: Sequence[Sample]) -> bool:
     """Return whether the backlog grew in each of the last windows."""
     later, grown = samples[-1], 0
     for one in reversed(samples):
-        if later.tick - one.tick < WINDOW:
+        if later.tick - one.tick < MIN_WINDOW:
             continue
-        if later.tick - one.tick > OLDEST or one.waiting >= later.waiting:
+        if later.tick - one.tick > MAX_SAMPLE_AGE or one.waiting >= later.waiting:
             return False
         later, grown = one, grown + 1
         if grown == WINDOWS:
@@ -321,7 +321,7 @@ def _has_grown(samples: Sequence[Sample]) -> bool:
 
 def _past(names: Sequence[str], start: int, known: Past | None) -> Past:
     """Return the minutes from `start` up to the recent ones, reading only those that are not known yet."""
-    end = start + (MINUTES - RECENT) * MINUTE
+    end = start + (CHART_MINUTES - OPEN_MINUTES) * MINUTE
     behind = None if known is None else start - known.start
     if known is None or behind not in (0, MINUTE):
         known, behind = Past(start, {}, ()), 0
@@ -331,7 +331,7 @@ def _past(names: Sequence[str], start: int, known: Past | None) -> Past:
     lines = _by_queue([name for name in names if name not in known.lines], start, end)
     following = _by_queue(old, end - MINUTE, end) if behind else dict.fromkeys(old, ())
     for name in old:
-        lines[name] = (*known.lines[name], *following[name])[-(MINUTES - RECENT) :]
+        lines[name] = (*known.lines[name], *following[name])[-(CHART_MINUTES - OPEN_MINUTES) :]
     return Past(start, lines, tuple(map(_in_all, zip(*lines.values(), strict=True))))
 
 

@@ -3,7 +3,6 @@
 Charts consist of attributes and classes only, because a strict content security policy forbids inline styles.
 """
 
-import logging
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.logs import Log
 from djqueue.core.metrics import MINUTE, Bucket
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.core.units import to_datetime
@@ -24,7 +24,7 @@ from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.tables import alias_of
 from djqueue.models import Annotation, JobState
 
-logger = logging.getLogger("djqueue.dashboard")
+logger = Log("djqueue.dashboard")
 CHART_WIDTH, CHART_HEIGHT = 72, 24
 """Size of a sparkline, in pixels."""
 BAR_STEP = 6

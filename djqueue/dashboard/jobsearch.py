@@ -10,7 +10,6 @@ a budget, and each user has one at a time.
 """
 
 import json
-import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -28,17 +27,18 @@ from django.http import HttpRequest
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.job import JobFailure, JobRecord
+from djqueue.core.logs import Log
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import redaction, tables
 from djqueue.dashboard.jsontext import ARGUMENTS
 from djqueue.dashboard.tables import alias_of, rows_of
-from djqueue.models import Job, SchedulerLease
+from djqueue.models import Job, LeaderLeaseRow
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.leaderlease import TTL, LeaderLease
 from djqueue.storage.tables.rows import unpack_options
 
-logger = logging.getLogger("djqueue.dashboard")
+logger = Log("djqueue.dashboard")
 SCAN_BYTES = 32 * 1024 * 1024
 """Maximum bytes of payloads that a scan reads. At least one payload is read, whatever its size."""
 SCAN_MILLISECONDS = 1_000
@@ -47,18 +47,18 @@ PART_ROWS = 100
 """Maximum rows of a part, which one query reads."""
 PART_BYTES = 1024 * 1024
 """Bytes of payloads after which a part ends."""
-WINDOW = 100_000
+MAX_SEARCHED = 100_000
 """Newest rows searched with a filter that has no index."""
 QUEUES = 50
 """Maximum queues listed together: those with most jobs."""
-OPENED = 10_000
+MAX_DECODED = 10_000
 """Newest rows searched if payloads must be decoded."""
-MESSAGE = 300
+MAX_MESSAGE = 300
 """Maximum characters of an error read for a list."""
 LARGE = ("payload", "progress", "error_message", "traceback")
-SLACK = 60_000
+ORDER_MARGIN = 60_000
 """Milliseconds by which rows may be out of order."""
-NEAR = 20
+POSITION_ROWS = 20
 """Rows examined to find the time of a position, because a row may belong to a job that was enqueued again."""
 
 
@@ -258,11 +258,11 @@ def search(job_filter: JobFilter, queues: Sequence[str] | None, at: str) -> JobS
         rows, window = rows.filter(queue=job_filter.queue, state=job_filter.state.value), "queue"
     elif job_filter == JobFilter() and queues is None:
         window = "all"  # all jobs, newest first
-    limit = WINDOW
+    limit = MAX_SEARCHED
     if job_filter.argument is not None:
-        window, limit = "opened", OPENED
+        window, limit = "opened", MAX_DECODED
     if job_filter.until is not None:
-        rows = rows.filter(pk__lte=_last_before(job_filter.until + SLACK))
+        rows = rows.filter(pk__lte=_last_before(job_filter.until + ORDER_MARGIN))
     if window != "all":
         floor = rows.order_by("-pk")[:limit].aggregate(floor=Min("pk"))["floor"]
         rows = rows.filter(pk__gte=floor or 0)
@@ -300,7 +300,7 @@ def _next_part(rows: "QuerySet[Any]", left: int) -> dict[int, int]:
 @contextmanager
 def _leased(user: Any) -> Iterator[bool]:
     """Hold a user's lease; yield whether no other process holds it."""
-    alias = alias_of(SchedulerLease)
+    alias = alias_of(LeaderLeaseRow)
     connection = connections[alias]
     if connection.in_atomic_block and connection.vendor != "postgresql":
         # The row would block every other writer until the request's transaction ends.
@@ -382,7 +382,9 @@ def _last_before(time: int) -> int:
     low, high = (ends[0] or 1) - 1, ends[1] or 0
     while low < high:
         middle = (low + high + 1) // 2
-        near = rows.filter(pk__lte=middle).order_by("-pk").values_list("created_at", flat=True)[:NEAR]
+        near = (
+            rows.filter(pk__lte=middle).order_by("-pk").values_list("created_at", flat=True)[:POSITION_ROWS]
+        )
         if min(map(to_milliseconds, near)) < time:
             low = middle
         else:
@@ -413,7 +415,7 @@ def _together(parts: "Sequence[QuerySet[Job]]", *columns: str) -> "QuerySet[Job,
 def _listed(rows: "QuerySet[Job]", with_payloads: bool = False) -> "QuerySet[Job]":
     large = [column for column in LARGE if not with_payloads or column != "payload"]
     start = Substr("payload", 1, redaction.LARGEST_LISTED + 1)
-    return rows.defer(*large).annotate(message=Left("error_message", MESSAGE), payload_start=start)
+    return rows.defer(*large).annotate(message=Left("error_message", MAX_MESSAGE), payload_start=start)
 
 
 def _record(row: Any) -> JobRecord:

@@ -16,9 +16,9 @@ from uuid import UUID
 
 from django.utils.translation import gettext as _
 
-from djqueue.dashboard.redaction import DEEPEST, HIDDEN, Hidden
+from djqueue.dashboard.redaction import HIDDEN, MAX_DEPTH, Hidden
 
-LONGEST = 100_000
+MAX_LENGTH = 100_000
 """Maximum characters that can be edited."""
 PLACEHOLDER = re.compile(rf"{HIDDEN}\d+")
 SURROGATE = re.compile("[\ud800-\udfff]")
@@ -84,7 +84,7 @@ def write(value: Any, shown: Any, path: Path = (), *, tagged: bool = True) -> Dr
     hidden: dict[str, tuple[Path, Any]] = {}
     plain = _plain(value, shown, path, hidden, 0, tagged=tagged)
     text = json.dumps(plain, ensure_ascii=False, indent=2)
-    if len(text) > LONGEST:
+    if len(text) > MAX_LENGTH:
         raise NotEditableError(_("the value has more than 100,000 characters"))
     draft = Draft(text, hidden)
     if repr(read(text, draft.hidden, path, tagged=tagged)) != repr(value):
@@ -104,7 +104,7 @@ def read(text: str, hidden: Mapping[str, tuple[Path, Any]], path: Path = (), *, 
     Raises:
         MalformedError: The text is not valid.
     """
-    if len(text) > LONGEST:
+    if len(text) > MAX_LENGTH:
         raise MalformedError(_("Enter at most 100,000 characters."))
     try:
         plain = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
@@ -155,7 +155,7 @@ def _plain(
         placeholder = f"{HIDDEN}{len(hidden) + 1}"
         hidden[placeholder] = path, value
         return placeholder
-    if level > DEEPEST:
+    if level > MAX_DEPTH:
         raise NotEditableError(_("the value is nested too deeply"))
     kind = type(value)
     if kind is dict:
@@ -197,7 +197,7 @@ def _is_seen(value: Any, shown: Any) -> bool:
 def _value(
     plain: Any, hidden: Mapping[str, tuple[Path, Any]], path: Path, level: int, *, tagged: bool
 ) -> Any:
-    if level > 2 * DEEPEST:
+    if level > 2 * MAX_DEPTH:
         raise MalformedError(_("The value is nested too deeply."))
     if isinstance(plain, str):
         _check_text(plain)

@@ -9,7 +9,6 @@ A query sent to a frozen PostgreSQL server has no timeout: `statement_timeout` i
 the page's deadline. The driver then raises OperationalError at once in the thread of the request.
 """
 
-import logging
 import os
 import socket
 import threading
@@ -32,18 +31,19 @@ from django.utils.translation import gettext as _
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import CircuitBreaker
 from djqueue.core.errors import DjqueueError
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.threads import after_fork
 from djqueue.core.units import to_datetime
 
-logger = logging.getLogger("djqueue.dashboard")
+logger = Log("djqueue.dashboard")
 ACTIVE = 1
 """Transaction status of libpq: a query was sent and its result has not arrived."""
-AGAIN = 0.05
+RECHECK_INTERVAL = 0.05
 """Seconds between two checks of a request past its deadline."""
-IDLE = 30.0
+IDLE_TIMEOUT = 30.0
 """Seconds after which the idle thread ends."""
-LIMIT = 1.8
+QUERY_TIMEOUT = 1.8
 """Seconds after which a page stops waiting for a query."""
 PROBE = 1.0
 """Seconds that a probe of an unreachable database may take."""
@@ -140,7 +140,10 @@ class Watchdog:
                     if watch.until <= now:
                         watch.end_queries()
                 is_idle = not self._watches
-                wait = min((max(AGAIN, watch.until - now) for watch in self._watches), default=IDLE)
+                wait = min(
+                    (max(RECHECK_INTERVAL, watch.until - now) for watch in self._watches),
+                    default=IDLE_TIMEOUT,
+                )
                 self._next = now + wait
                 if not self._changed.wait(wait) and is_idle and not self._watches:
                     self._thread = None
@@ -245,7 +248,7 @@ def _in_time(site: AdminSite, request: HttpRequest, work: Callable[[], Any]) -> 
     try:
         if DEFAULT_DB_ALIAS in watched:
             _probe(DEFAULT_DB_ALIAS)
-        with watchdog.within(LIMIT) as watch:
+        with watchdog.within(QUERY_TIMEOUT) as watch:
             try:
                 response = work()
             except (Error, DjqueueError) as error:

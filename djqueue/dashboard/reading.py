@@ -9,7 +9,6 @@ The version is read before the data. Data newer than its version therefore costs
 change is missed. Whatever the version doesn't cover must limit the expiry time: see `Watch` and `expire_at`.
 """
 
-import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Container, Hashable
@@ -31,22 +30,23 @@ from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadlines import remaining, within
 from djqueue.core.errors import DjqueueError, StorageError, StorageUnavailableError
+from djqueue.core.logs import Log
 from djqueue.core.metrics import MINUTE
 from djqueue.dashboard import rights
 from djqueue.dashboard.outages import watchdog
 
-logger = logging.getLogger("djqueue.dashboard")
+logger = Log("djqueue.dashboard")
 T = TypeVar("T")
-FRESH = 1_000
+FRESH_TIME = 1_000
 """Milliseconds before a value is read again."""
-SHARE = 10
+SLOW_READ_FACTOR = 10
 """A slow read is repeated after this multiple of its duration."""
-LONGEST = 15_000
+MAX_REUSE = 15_000
 """Maximum milliseconds for which a slow read is reused."""
 LONG_AGO = -(1 << 62)
-WAIT = 10.0
+FIRST_READ_TIMEOUT = 10.0
 """Seconds to wait for the first read of another thread, if the caller has no deadline."""
-SLOW = 500
+SLOW_READ = 500
 """Milliseconds after which a failed read is repeated in the background."""
 ANSWERS_SLOWLY = "no response in time; a late response is shown when it arrives"
 BACKGROUND_LIMIT = 30.0
@@ -119,7 +119,7 @@ class ReadCache:
         self._watches = local()
 
     def read(
-        self, key: Hashable, fetch: Callable[[], T], fresh: int = FRESH, *, versioned: bool = False
+        self, key: Hashable, fetch: Callable[[], T], fresh: int = FRESH_TIME, *, versioned: bool = False
     ) -> CachedRead[T]:
         """Return the value of `fetch`, cached; the last value if the storage is unreachable.
 
@@ -137,7 +137,7 @@ class ReadCache:
             watch.note(
                 key,
                 cached,
-                cached.ended + max(fresh, SHARE * (cached.ended - cached.began)),
+                cached.ended + max(fresh, SLOW_READ_FACTOR * (cached.ended - cached.began)),
                 versioned=versioned,
             )
         return cached
@@ -178,7 +178,7 @@ class ReadCache:
             if cached is not None:
                 return cached
             raise StorageUnavailableError(ANSWERS_SLOWLY)
-        if not entry.lock.acquire(timeout=0 if cached is not None else remaining(WAIT)):
+        if not entry.lock.acquire(timeout=0 if cached is not None else remaining(FIRST_READ_TIMEOUT)):
             if cached is not None:
                 return cached  # another thread is reading
             raise StorageUnavailableError(ANSWERS_SLOWLY)
@@ -191,7 +191,7 @@ class ReadCache:
                     entry.tick = self._clock.monotonic()
                     # A failed read is repeated soon, however long it took.
                     entry.took = 0 if entry.cached is None or entry.cached.error else entry.tick - began
-                    if entry.took == 0 and entry.tick - began >= SLOW:
+                    if entry.took == 0 and entry.tick - began >= SLOW_READ:
                         self._refresh_in_background(entry, fetch)
                 if not entry.cached.error:
                     entry.cached = entry.cached._replace(began=began, ended=entry.tick)
@@ -235,7 +235,9 @@ class ReadCache:
         Thread(target=read, name="djqueue-dashboard-read", daemon=True).start()
 
     def _is_fresh(self, entry: _CacheEntry, fresh: int) -> bool:
-        return self._clock.monotonic() - entry.tick < max(fresh, min(SHARE * entry.took, LONGEST))
+        return self._clock.monotonic() - entry.tick < max(
+            fresh, min(SLOW_READ_FACTOR * entry.took, MAX_REUSE)
+        )
 
     def _entry(self, key: Hashable) -> _CacheEntry:
         with self._lock:

@@ -1,7 +1,6 @@
 """Hides secrets in values of jobs: by the names of their keys, and by the job's own redact function."""
 
 import inspect
-import logging
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,11 +13,12 @@ from djqueue.conf import get_settings
 from djqueue.core.errors import SerializationError
 from djqueue.core.headers import Headers
 from djqueue.core.job import JobRecord, is_call
+from djqueue.core.logs import Log
 from djqueue.dashboard import rendering
 
-logger = logging.getLogger("djqueue.dashboard")
+logger = Log("djqueue.dashboard")
 HIDDEN = "•••"
-DEEPEST = 30
+MAX_DEPTH = 30
 """Maximum nesting level searched; deeper values are hidden."""
 LARGEST_LISTED = 8_192
 """Largest payload, in bytes, that a list decodes. Lists that read rows read one byte more."""
@@ -35,7 +35,7 @@ class Hidden:
 
 def redact(value: Any, words: Sequence[str], level: int = 0) -> Any:
     """Return a value with everything under a secret name hidden."""
-    if level > DEEPEST:
+    if level > MAX_DEPTH:
         return Hidden()
     if isinstance(value, Mapping):
         return {

@@ -28,7 +28,7 @@ SHOWN = 10_000
 """Maximum characters shown of a value."""
 ONE_LINE = 80
 """Maximum characters of a list or dict of plain values on one line."""
-DEEPEST = 30
+MAX_DEPTH = 30
 """Maximum nesting level shown."""
 NOTHING = "-"
 YEAR = re.compile(r"%[Yy][-/ ]?|[-/ ]%[Yy]")
@@ -370,7 +370,7 @@ def _pieces(value: Any, depth: int) -> Iterator[str]:
     if not isinstance(value, (dict, list, tuple)) or not value:
         yield repr(value)
         return
-    if depth == DEEPEST:
+    if depth == MAX_DEPTH:
         yield "…"
         return
     parts = value.values() if isinstance(value, dict) else value

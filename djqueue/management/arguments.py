@@ -16,7 +16,7 @@ from djqueue.core.units import parse_size
 
 UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 """Seconds of each unit of a duration."""
-SMALLEST = 2**24
+MIN_MEMORY = 2**24
 """Bytes below which no worker starts."""
 
 
@@ -62,7 +62,7 @@ def size(text: str) -> int:
 def memory(text: str) -> int:
     """Parse a limit of a worker's memory, such as `512MB`."""
     limit = size(text)
-    if limit < SMALLEST:
+    if limit < MIN_MEMORY:
         raise ArgumentTypeError(
             f"{text!r} is {limit:,} bytes, less than a worker needs to start: did you forget the unit? Give "
             "a size such as 512MB"

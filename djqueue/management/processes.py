@@ -3,7 +3,6 @@
 The children are workers, the scheduler, the mirror with the relay, and backups.
 """
 
-import logging
 import os
 import signal
 import sys
@@ -29,6 +28,7 @@ from djqueue.core.errors import (
     SchedulerRunningError,
     UnknownQueueError,
 )
+from djqueue.core.logs import Log
 from djqueue.operations.annotations import annotate_version
 from djqueue.operations.mirror import is_mirrored, mirroring
 from djqueue.operations.relay import relaying
@@ -50,7 +50,7 @@ from djqueue.storage.base import Storage
 if TYPE_CHECKING:
     from djqueue.contrib.celery.worker import CeleryTasks
 
-logger = logging.getLogger("djqueue.worker")
+logger = Log("djqueue.worker")
 
 Ready = Callable[[], None]
 RunWorker = Callable[[int, str | None, Ready], int]

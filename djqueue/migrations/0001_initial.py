@@ -137,7 +137,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='SchedulerLease',
+            name='LeaderLeaseRow',
             fields=[
                 ('name', models.CharField(max_length=32, primary_key=True, serialize=False)),
                 ('holder', models.CharField(max_length=255)),
@@ -149,7 +149,7 @@ class Migration(migrations.Migration):
                 ('expires_at', djqueue.fields.MillisecondsField()),
             ],
             options={
-                'db_table': 'djqueue_scheduler_lease',
+                'db_table': 'djqueue_leader_lease',
                 'default_permissions': (),
             },
         ),
@@ -431,7 +431,7 @@ class Migration(migrations.Migration):
                 ('expires_at', djqueue.fields.MillisecondsField(blank=True, help_text='When this row is removed.', null=True, verbose_name='kept until')),
                 ('attempts', models.IntegerField(default=0, help_text='Attempts started.', verbose_name='attempts')),
                 ('failures', models.IntegerField(default=0, verbose_name='failures')),
-                ('stalls', models.IntegerField(default=0, help_text='Attempts whose worker was lost.', verbose_name='stalls')),
+                ('stalls', models.IntegerField(default=0, help_text='Attempts whose lease expired.', verbose_name='stalled attempts')),
                 ('worker', models.CharField(blank=True, default='', max_length=255, verbose_name='worker')),
                 ('reason', models.CharField(blank=True, default='', max_length=255, verbose_name='reason')),
                 ('error_type', models.CharField(blank=True, default='', max_length=255, verbose_name='error type')),

@@ -35,7 +35,7 @@ from .jobs import (
 from .metrics import Annotation, MetricBucket
 from .queues import GroupState, LimiterState, QueueState
 from .schedules import CronJob, CronJobQuerySet, Missed, OnBlackout, Overlap, ScheduleSource
-from .workers import BackupState, SchedulerLease, WorkerState
+from .workers import BackupState, LeaderLeaseRow, WorkerState
 
 __all__ = [
     "Annotation",
@@ -61,6 +61,7 @@ __all__ = [
     "JobLog",
     "JobResult",
     "JobState",
+    "LeaderLeaseRow",
     "LimiterState",
     "MetricBucket",
     "Missed",
@@ -79,7 +80,6 @@ __all__ = [
     "RetentionTally",
     "Revision",
     "ScheduleSource",
-    "SchedulerLease",
     "UniqueKey",
     "WorkerState",
 ]

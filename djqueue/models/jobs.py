@@ -49,7 +49,9 @@ class Job(models.Model):
     )
     attempts = models.IntegerField(_("attempts"), default=0, help_text=_("Attempts started."))
     failures = models.IntegerField(_("failures"), default=0)
-    stalls = models.IntegerField(_("stalls"), default=0, help_text=_("Attempts whose worker was lost."))
+    stalls = models.IntegerField(
+        _("stalled attempts"), default=0, help_text=_("Attempts whose lease expired.")
+    )
     worker = models.CharField(_("worker"), max_length=NAME_LENGTH, blank=True, default="")
     reason = models.CharField(_("reason"), max_length=NAME_LENGTH, blank=True, default="")
     error_type = models.CharField(_("error type"), max_length=NAME_LENGTH, blank=True, default="")

@@ -1,4 +1,4 @@
-"""Workers, the scheduler, and backups."""
+"""Workers, leader leases, and backups."""
 
 from django.db import models
 from django.utils.translation import gettext_lazy as _
@@ -42,8 +42,8 @@ class WorkerState(models.Model):
         return self.worker_id
 
 
-class SchedulerLease(models.Model):
-    """A leader lease: the process that does some work alone, such as sweeps, the mirror or a backup."""
+class LeaderLeaseRow(models.Model):
+    """The process that does some work alone, such as sweeps, the mirror or a backup: see `LeaderLease`."""
 
     name = models.CharField(max_length=32, primary_key=True)
     holder = models.CharField(max_length=NAME_LENGTH)
@@ -55,7 +55,7 @@ class SchedulerLease(models.Model):
     expires_at = MillisecondsField()
 
     class Meta:
-        db_table = "djqueue_scheduler_lease"
+        db_table = "djqueue_leader_lease"
         default_permissions = ()
 
     def __str__(self) -> str:

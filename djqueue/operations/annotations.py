@@ -1,12 +1,11 @@
 """Annotations in the dashboard's charts: a new version of the project, or a user's note."""
 
-import logging
-
 from django.db import Error
 
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import OptionError
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.options import check_text
 from djqueue.core.units import to_datetime
@@ -15,7 +14,7 @@ from djqueue.storage.base import Storage
 
 from .sweeps import alias_of
 
-logger = logging.getLogger("djqueue.annotations")
+logger = Log("djqueue.annotations")
 
 
 def annotate(alias: str, label: str, now: int | None = None) -> Annotation:

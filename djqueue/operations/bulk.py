@@ -6,7 +6,6 @@ conditional update. If it dies within a part, that part is done again: a job tha
 cannot be retried or removed a second time.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from math import inf
@@ -19,27 +18,28 @@ from djqueue.client.deadletters import DeadLetterFilter, read_filter
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadlines import remaining
 from djqueue.core.errors import OptionError
+from djqueue.core.logs import Log
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.storage.actions import CANCEL, DONE, PROMOTE, REMOVE, RETRY, Action
 from djqueue.storage.base import Storage
 
-logger = logging.getLogger("djqueue.bulk")
+logger = Log("djqueue.bulk")
 
-PART = 500
+JOBS_PER_CALL = 500
 """Jobs per call of the storage."""
-PARTS = 20
+PARTS_PER_SWEEP = 20
 """Operations per sweep, and parts of each; the rest waits for the next sweep."""
-HOLD = 30_000
+HOLD_TIME = 30_000
 """Milliseconds for which a process holds a row without renewing it."""
-COUNTED = 10_000
+MAX_PREVIEWED = 10_000
 """Jobs that a preview examines."""
-UNDO = 30_000
+UNDO_TIME = 30_000
 """Milliseconds before a deletion begins."""
 DELETIONS = frozenset({BulkKind.PURGE, BulkKind.DELETE, BulkKind.CLEAN, BulkKind.OBLITERATE})
 """Kinds that begin with a delay, in which they can be undone."""
-WHOLE = frozenset({BulkKind.CLEAN, BulkKind.OBLITERATE})
+QUEUE_KINDS = frozenset({BulkKind.CLEAN, BulkKind.OBLITERATE})
 """Kinds that apply to a queue, and not to single jobs."""
 ACTIONS: Mapping[str, Action] = {
     BulkKind.RETRY: RETRY,
@@ -138,7 +138,7 @@ def preview(
     dry_run = ACTIONS[kind].dry_run if kind in ACTIONS else None
     matching, examined, outcomes = 0, 0, Counter[str]()
     until = SYSTEM_CLOCK.monotonic() + remaining(inf) * 1_000 / 2
-    while position is not None and max(matching, examined) < COUNTED:
+    while position is not None and max(matching, examined) < MAX_PREVIEWED:
         if calls == 0 or SYSTEM_CLOCK.monotonic() >= until:
             break
         calls = None if calls is None else calls - 1
@@ -189,7 +189,7 @@ def begin(
         raise OptionError(f"rate: {rate!r} must be a positive number of jobs per second")
     _dead_letter_filter(selection)
     now = clock.now()
-    delay = UNDO if kind in DELETIONS else 0
+    delay = UNDO_TIME if kind in DELETIONS else 0
     return BulkOperation.objects.using(alias).create(
         kind=kind,
         filter=selection.as_json(),
@@ -228,7 +228,7 @@ class Bulk:
         now = self._clock.now()
         count = 0
         due = _open(self._alias).filter(Q(held_until__lte=now) | Q(holder=self._holder), start_at__lte=now)
-        for row in due.order_by("pk")[:PARTS]:
+        for row in due.order_by("pk")[:PARTS_PER_SWEEP]:
             if self._take(row):
                 count += self._continue(row)
         return count
@@ -240,7 +240,7 @@ class Bulk:
     def _take(self, row: BulkOperation) -> bool:
         now = self._clock.now()
         unchanged = _open(self._alias).filter(pk=row.pk, holder=row.holder, held_until=row.held_until)
-        held = {"holder": self._holder, "held_until": now + HOLD, "state": BulkState.RUNNING}
+        held = {"holder": self._holder, "held_until": now + HOLD_TIME, "state": BulkState.RUNNING}
         if row.started_at is None:
             held["started_at"] = now
         if not unchanged.update(**held):
@@ -251,7 +251,7 @@ class Bulk:
     def _continue(self, row: BulkOperation) -> int:
         selection = Selection.from_json(row.filter)
         total = 0
-        for _ in range(PARTS):
+        for _ in range(PARTS_PER_SWEEP):
             limit = self._allowed(row)
             if not limit:
                 break
@@ -311,10 +311,10 @@ class Bulk:
     def _allowed(self, row: BulkOperation) -> int:
         """Return how many jobs the next part may have."""
         if row.rate is None:
-            return PART
+            return JOBS_PER_CALL
         assert row.started_at is not None
         elapsed = max(0, self._clock.now() - to_milliseconds(row.started_at))
-        return max(0, min(PART, row.rate + elapsed * row.rate // 1_000 - row.looked_at))
+        return max(0, min(JOBS_PER_CALL, row.rate + elapsed * row.rate // 1_000 - row.looked_at))
 
     def _save_progress(self, row: BulkOperation, outcomes: Counter[str], position: Position | None) -> bool:
         """Note the result of a part; return False if another process has the row, or it was aborted."""
@@ -329,7 +329,7 @@ class Bulk:
             "done": row.done,
             "refused": row.refused,
             "place": row.place,
-            "held_until": now + HOLD,
+            "held_until": now + HOLD_TIME,
         }
         if position is None:
             changes |= {"state": BulkState.DONE, "finished_at": now, "holder": "", "held_until": 0}
@@ -343,7 +343,7 @@ def _part(
     selection: Selection,
     position: Mapping[str, Any],
     before: int,
-    limit: int = PART,
+    limit: int = JOBS_PER_CALL,
 ) -> BulkPart:
     """Return the next jobs from a position: up to `limit` of one page, or of the given ids."""
     index, after = position["queue"], position["after"]

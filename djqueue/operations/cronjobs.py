@@ -1,6 +1,5 @@
 """The rows of schedules: their jobs, their next runs, and their declarations in code."""
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -13,14 +12,15 @@ from djqueue.client.declarations import Declared, declared
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import DjqueueError, OptionError, UnknownJobError
 from djqueue.core.job import Batch
+from djqueue.core.logs import Log
 from djqueue.core.options import EnqueueOptions, JobOptions
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.models import CronJob, ScheduleSource
 from djqueue.schedules.zones import parse_timezone
 
-logger = logging.getLogger("djqueue.cron")
+logger = Log("djqueue.cron")
 
-KEPT = 60 * 60_000
+MIN_RETENTION = 60 * 60_000
 """Milliseconds for which the records of such jobs are kept at least."""
 
 
@@ -52,8 +52,8 @@ def options_of(row: CronJob) -> EnqueueOptions:
 
 def _kept(options: JobOptions) -> JobOptions:
     """Write the job before the row moves on, and keep its record long enough to find it again."""
-    is_kept = options.kept is None or options.kept >= KEPT
-    return replace(options, durable=True, retention=options.retention if is_kept else KEPT)
+    is_kept = options.kept is None or options.kept >= MIN_RETENTION
+    return replace(options, durable=True, retention=options.retention if is_kept else MIN_RETENTION)
 
 
 def declare(alias: str, now: int) -> None:

@@ -21,9 +21,9 @@ from djqueue.core.messages import in_one_line, numbered
 from djqueue.core.overview import BAD, OK, Finding, QueueOverview
 from djqueue.core.states import PENDING
 
-from .healthchecks import NAMED, HealthFacts, HealthRun, listed, slow_queues, start_bounded, with_ages
+from .healthchecks import MAX_NAMED, HealthFacts, HealthRun, listed, slow_queues, start_bounded, with_ages
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 """Seconds that everything but the health checks may take."""
 CLOCK_WARNING, CLOCK_ERROR = 1_000, 30_000
 """Milliseconds between this machine's clock and the storage's that are a warning, and an error."""
@@ -51,12 +51,12 @@ def diagnose(bounds: HealthSettings) -> list[Finding]:
     report = HealthRun(bounds).report()
     findings: set[Finding] = set(report.findings)
     done = start_bounded(lambda: findings.update(_examined(report.facts)), "djqueue-doctor")
-    if not done.wait(PATIENCE):
+    if not done.wait(TIMEOUT):
         findings.add(
             Finding(
                 "doctor.late",
                 "error",
-                f"not everything could be examined within {PATIENCE:g} s",
+                f"not everything could be examined within {TIMEOUT:g} s",
                 "Check whether a server or database hangs.",
             )
         )
@@ -198,7 +198,7 @@ def _paused(facts: HealthFacts) -> Iterator[Finding]:
             "warning",
             f"{numbered(len(pending), 'queue')} with jobs {'is' if len(pending) == 1 else 'are'} paused: "
             f"{listed(jobs)}",
-            f"Run `manage.py djqueue resume {shlex.join(list(pending)[:NAMED])}`.",
+            f"Run `manage.py djqueue resume {shlex.join(list(pending)[:MAX_NAMED])}`.",
         )
 
 

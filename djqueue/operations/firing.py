@@ -16,7 +16,6 @@ The jobs pass the middleware like all others. A slot that the middleware refuses
 in the row.
 """
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -33,6 +32,7 @@ from djqueue.conf import get_settings
 from djqueue.core.clock import Clock
 from djqueue.core.errors import DjqueueError, StorageUnavailableError
 from djqueue.core.job import Batch, EnqueueResult, Incident
+from djqueue.core.logs import Log
 from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.procfs import died_here, this_process
 from djqueue.core.states import LIVE, PENDING, State
@@ -47,11 +47,11 @@ from djqueue.storage.tables.clock import DatabaseClock, set_right
 
 from .cronjobs import batch_of, declare, job_id
 
-logger = logging.getLogger("djqueue.cron")
+logger = Log("djqueue.cron")
 
-ROWS = 500
+SCHEDULES_PER_CALL = 500
 """Schedules per call of the storage."""
-ROUNDS = 100
+MAX_PASSES = 100
 """Passes of one `fire`; slots that are due after them wait for the next."""
 TAKEOVER_AFTER = 75_000
 """Milliseconds that a process has for a slot: more than the longest call of a storage."""
@@ -208,12 +208,12 @@ class Firing:
             set_right(self.clock)
             self._check_clock()
             fired = 0
-            for _ in range(ROUNDS):
+            for _ in range(MAX_PASSES):
                 attempts = list(self._due())
                 done = [
                     one
-                    for start in range(0, len(attempts), ROWS)
-                    for one in self._fire(attempts[start : start + ROWS])
+                    for start in range(0, len(attempts), SCHEDULES_PER_CALL)
+                    for one in self._fire(attempts[start : start + SCHEDULES_PER_CALL])
                 ]
                 if not done:
                     break

@@ -4,7 +4,6 @@ Each check has a stable name and returns findings, which say what is wrong and h
 command line and the doctor share these checks. `HealthRun` runs them within a time limit, whatever hangs.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from shlex import quote
@@ -20,6 +19,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import within
 from djqueue.core.errors import ConfigurationError, DjqueueError
 from djqueue.core.explain import BY_WORD
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line, numbered
 from djqueue.core.metrics import MINUTE
 from djqueue.core.overview import Finding, Overview, QueueOverview
@@ -31,13 +31,13 @@ from djqueue.storage.tables.leaderlease import MIRROR, stale_holder
 
 from .mirror import is_mirrored
 
-logger = logging.getLogger("djqueue.health")
+logger = Log("djqueue.health")
 
-EXAMINED = 20
+MAX_EXPLAINED = 20
 """Maximum waiting jobs of a queue of which is asked why they do not run."""
-NAMED = 20
+MAX_NAMED = 20
 """Maximum queues that a finding names."""
-FRESH = 1_000
+REPORT_TTL = 1_000
 """Milliseconds for which a monitor answers with the last report."""
 START_WORKERS = "Start workers with `manage.py runworkers`, or see why they stopped."
 NO_ANSWER = (
@@ -127,7 +127,7 @@ def check_workers(facts: HealthFacts) -> Iterator[Finding]:
         for queue in overdue
     ]
     if without_worker := unserved(waiting, facts.workers):
-        names = quote(",".join(queue.name for queue in without_worker[:NAMED]))
+        names = quote(",".join(queue.name for queue in without_worker[:MAX_NAMED]))
         yield Finding(
             "health.workers",
             "error",
@@ -229,7 +229,7 @@ def _is_claimable(facts: HealthFacts, queue: QueueOverview) -> bool:
 def _verdicts(facts: HealthFacts, queue: QueueOverview) -> Iterator[str]:
     """Yield why each of the first jobs of a queue does not run, for jobs that a live worker could run."""
     serving = [worker for worker in facts.workers if worker.queues is None or queue.name in worker.queues]
-    page = facts.storage.reads.cursor_page(queue.name, State.WAITING, EXAMINED, newest_first=False)
+    page = facts.storage.reads.cursor_page(queue.name, State.WAITING, MAX_EXPLAINED, newest_first=False)
     for job in page.jobs:
         able = [worker for worker in serving if job.name in worker.names]
         if not able:
@@ -243,9 +243,9 @@ def _verdicts(facts: HealthFacts, queue: QueueOverview) -> Iterator[str]:
 
 
 def listed(texts: Sequence[str]) -> str:
-    """Return texts in one line, at most `NAMED` of them."""
-    more = len(texts) - NAMED
-    return ", ".join([*texts[:NAMED], f"and {more:,} more"] if more > 0 else texts)
+    """Return texts in one line, at most `MAX_NAMED` of them."""
+    more = len(texts) - MAX_NAMED
+    return ", ".join([*texts[:MAX_NAMED], f"and {more:,} more"] if more > 0 else texts)
 
 
 def with_ages(facts: HealthFacts, queues: Sequence[QueueOverview]) -> str:
@@ -398,7 +398,7 @@ class HealthMonitor:
 
     @staticmethod
     def _is_current(bounds: HealthSettings, of: HealthSettings, run: HealthRun) -> bool:
-        return of == bounds and (run.is_running or run.age < FRESH)
+        return of == bounds and (run.is_running or run.age < REPORT_TTL)
 
     def forget(self) -> None:
         """Let the next request start a new run."""

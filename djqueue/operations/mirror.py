@@ -4,7 +4,6 @@
 mirror on a thread beside a worker.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from djqueue import models
 from djqueue.core.clock import Clock
 from djqueue.core.deadlines import GrowingPause
 from djqueue.core.errors import ConfigurationError, DjqueueError, SerializationError, StorageError
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.states import State
 from djqueue.core.threads import beside
@@ -31,24 +31,24 @@ from .throttle import BusyPause, CopyThrottle
 if TYPE_CHECKING:
     from djqueue.storage.redis.changes import ChangeBatch, ChangeStream, Controls, Mark
 
-logger = logging.getLogger("djqueue.mirror")
+logger = Log("djqueue.mirror")
 
 INTERVAL, IDLE = 0.2, 0.5
 """Seconds between the starts of two rounds: while jobs change, and while none do. A round costs as much as
 many jobs, and a job that is enqueued, claimed and finished within one interval is copied once."""
 SWEEP_EVERY = 5_000
 """Milliseconds between two copies of the workers, and between two removals of expired rows."""
-STEPS = 20
+STEPS_PER_ROUND = 20
 """Thousands of rows that one such round removes; the next round removes the rest."""
 FIRST_RETRY, LAST_RETRY = 0.5, 10.0
 """Seconds before the next attempt after an error: first and longest wait, with doubling."""
 MAX_TAKES = 20
 """Attempts to take the leader lease when other processes try at the same time."""
-LONGEST = 10_000
+MAX_CATCH_UP = 10_000
 """Maximum milliseconds for catching up, which would never end while changes keep coming."""
-BATCH = 2_000
+JOBS_PER_TRANSACTION = 2_000
 """Jobs copied in one transaction."""
-BAD = (DataError, SerializationError, OverflowError, ValueError)
+PERMANENT_ERRORS = (DataError, SerializationError, OverflowError, ValueError)
 """Errors of jobs that can never be read or written, so that retries are useless."""
 NOT_KNOWN = (
     "%d unfinished jobs of queue %r are in the tables but not in Redis, which may have lost them. Run "
@@ -285,7 +285,7 @@ class Mirror:
 
     def _forget_old(self) -> bool:
         """Remove some expired rows; return whether all were removed."""
-        for _ in range(STEPS):
+        for _ in range(STEPS_PER_ROUND):
             if not self.tables.purge(self.clock.now()) and not self.tables.trim():
                 return True
             self._copying.between()
@@ -355,7 +355,7 @@ class Mirror:
                 self._failed(error, 0)
 
     def _copy_rest(self) -> None:
-        until = self.clock.monotonic() + LONGEST
+        until = self.clock.monotonic() + MAX_CATCH_UP
         while self.copy_once() and self.clock.monotonic() < until:
             pass
 
@@ -412,8 +412,8 @@ class Copying:
 
     def copy(self, queue: str, ids: Sequence[str], mark: "Mark") -> None:
         """Write the current state of these jobs, while the queue has this mark."""
-        for first in range(0, len(ids), BATCH):
-            self._copy(queue, ids[first : first + BATCH], mark)
+        for first in range(0, len(ids), JOBS_PER_TRANSACTION):
+            self._copy(queue, ids[first : first + JOBS_PER_TRANSACTION], mark)
             self.between()
 
     def _copy(self, queue: str, ids: Sequence[str], mark: "Mark") -> None:
@@ -422,7 +422,7 @@ class Copying:
             failed = [job.id for job in records.values() if job is not None and job.state is State.FAILED]
             letters = self._changes.dead_letters(queue, failed)
             self._tables.write(queue, records, letters, self._clock.now())
-        except BAD as error:
+        except PERMANENT_ERRORS as error:
             if len(ids) == 1:
                 logger.error("Job %r of queue %r cannot be copied: %s", ids[0], queue, in_one_line(error))
                 return

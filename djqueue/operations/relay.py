@@ -1,6 +1,5 @@
 """The relay: sends jobs from the outbox table to the storage, in the order in which they were written."""
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -15,6 +14,7 @@ from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadlines import GrowingPause
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import Batch
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.options import JobKey
 from djqueue.core.threads import beside
@@ -25,15 +25,15 @@ from djqueue.storage.tables.rows import unpack_options
 
 from .sweeps import is_scheduler
 
-logger = logging.getLogger("djqueue.relay")
+logger = Log("djqueue.relay")
 
-PAGE = 1_000
+ROWS_PER_READ = 1_000
 """Rows sent at a time."""
-IDLE = 0.5
+IDLE_INTERVAL = 0.5
 """Seconds between two reads of an empty table."""
 FIRST_RETRY, LAST_RETRY = 0.5, 5.0
 """Seconds before the next attempt after an error: first and longest wait, with doubling."""
-LONGEST = 5_000
+MAX_CATCH_UP = 5_000
 """Maximum milliseconds for catching up."""
 STOP_TIMEOUT = 5.0
 """Seconds for which stopping waits for the relay; the next relay repeats unfinished work."""
@@ -58,14 +58,14 @@ class Relay:
         self._clock = clock
 
     def relay_once(self) -> int:
-        """Send up to `PAGE` jobs, oldest first; return the number of finished rows.
+        """Send up to `ROWS_PER_READ` jobs, oldest first; return the number of finished rows.
 
         Raises StorageError and the database's errors.
         """
         if not self._rows().exists():
             return 0
         with self._transaction():
-            rows = list(self._locked().order_by("id")[:PAGE])
+            rows = list(self._locked().order_by("id")[:ROWS_PER_READ])
             self._send(rows)
             self._rows().filter(id__in=[row.id for row in rows]).delete()
         return len(rows)
@@ -125,7 +125,7 @@ class Relay:
 
     def catch_up(self) -> None:
         """Send the rows that are in the table now, for a limited time. `run` handles errors."""
-        until = self._clock.monotonic() + LONGEST
+        until = self._clock.monotonic() + MAX_CATCH_UP
         with suppress(DjqueueError, Error):
             while self.relay_once() and self._clock.monotonic() < until:
                 pass
@@ -144,8 +144,8 @@ class Relay:
                 if retry.failures:
                     logger.warning("The outbox relay resumed.")
                 retry.succeeded()
-                if count < PAGE:
-                    self._woken.wait(IDLE)
+                if count < ROWS_PER_READ:
+                    self._woken.wait(IDLE_INTERVAL)
                     self._woken.clear()
         finally:
             connections[self._alias].close()

@@ -1,6 +1,5 @@
 """Work in the background, along with the sweeps of a worker: firing schedules, running bulk operations."""
 
-import logging
 import os
 from collections.abc import Callable
 from threading import Lock
@@ -10,6 +9,7 @@ from django.db import Error, router
 from django.db.models import Model
 
 from djqueue.core.errors import DjqueueError
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.models import BulkOperation, CronJob
 from djqueue.storage.base import Storage
@@ -18,10 +18,10 @@ from djqueue.storage.tables.dberrors import raise_named
 from .bulk import Bulk
 from .firing import Firing
 
-schedules_logger = logging.getLogger("djqueue.cron")
-bulk_logger = logging.getLogger("djqueue.bulk")
+schedules_logger = Log("djqueue.cron")
+bulk_logger = Log("djqueue.bulk")
 
-ASLEEP = 60_000
+MISSING_TABLES_INTERVAL = 60_000
 """Milliseconds between checks for missing tables."""
 
 
@@ -44,7 +44,7 @@ def scheduling(storage: Storage) -> Callable[[], None]:
                 raise
             # A project without database storage need not have the tables.
             schedules_logger.debug("Could not read the schedules: %s", in_one_line(error))
-            asleep_until = firing.clock.monotonic() + ASLEEP
+            asleep_until = firing.clock.monotonic() + MISSING_TABLES_INTERVAL
         else:
             has_worked = True
 

@@ -10,19 +10,19 @@ from djqueue.core.clock import Clock
 if TYPE_CHECKING:
     from djqueue.storage.redis.changes import Backlog
 
-REST = 3.0
+REST_FACTOR = 3.0
 """Duration of the rest after a copy, relative to the copy, if the other threads are always busy."""
-LONGEST = 1.0
+MAX_REST = 1.0
 """Seconds."""
-BUSY = 5_000
+BUSY_RATE = 5_000
 """Changes of jobs per second from which copies wait. Copying them would take a noticeable part of a processor
 and of Redis.
 """
-SUSPECT = 500
+SUSPECT_COUNT = 500
 """Jobs copied in one round after which the next one looks whether many jobs change."""
 LOOK_EVERY = 200
 """Milliseconds between two looks."""
-FULL = 1 / 3
+FULL_SHARE = 1 / 3
 """Part of a stream that may hold changes that are not copied."""
 
 
@@ -44,9 +44,9 @@ class CopyThrottle:
         """Rest after a copy."""
         now, others = time.monotonic(), self._of_others()
         share = (others - self._others) / max(now - self._began, 1e-6)
-        seconds = REST * (now - self._rested) * min(share, 1.0)
+        seconds = REST_FACTOR * (now - self._rested) * min(share, 1.0)
         self._began, self._others = now, others
-        self._stop.wait(min(seconds, LONGEST))
+        self._stop.wait(min(seconds, MAX_REST))
         self._rested = time.monotonic()
 
     def wait(self, seconds: float) -> None:
@@ -92,7 +92,7 @@ class BusyPause:
     ) -> None:
         self._backlogs = backlogs
         self._keep_lease = keep_lease
-        self._max_waiting = int(length * FULL)
+        self._max_waiting = int(length * FULL_SHARE)
         self._max_lag = max_lag
         self._clock = clock
         self._stop = stop
@@ -109,7 +109,7 @@ class BusyPause:
         Args:
             copied: Jobs that the last round copied. After a few, this does not even look.
         """
-        return (self._looked_at is None or self._must_wait or copied >= SUSPECT) and self.wait()
+        return (self._looked_at is None or self._must_wait or copied >= SUSPECT_COUNT) and self.wait()
 
     def wait(self) -> bool:
         """Wait while many jobs change; return whether this waited. Call it outside of transactions."""
@@ -139,6 +139,6 @@ class BusyPause:
                 changes += max(0, backlog.added - self._added[queue]) * backlog.changes
         seconds = (now - self._looked_at) / 1_000 if self._looked_at is not None else 1.0
         is_filling = any(backlog.waiting > self._max_waiting for backlog in backlogs.values())
-        self._must_wait = changes >= BUSY * seconds and not is_filling
+        self._must_wait = changes >= BUSY_RATE * seconds and not is_filling
         self._added = {queue: backlog.added for queue, backlog in backlogs.items()}
         self._looked_at = now

@@ -13,6 +13,8 @@ from djqueue.client.announcing import announcer
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Claimed, Outcome
+from djqueue.core.logs import Log, type_name
+from djqueue.core.messages import ThrottledLog
 from djqueue.core.workers import Unhandled
 from djqueue.signals import (
     job_cancelled,
@@ -25,15 +27,15 @@ from djqueue.signals import (
 from .runs import Run
 from .tracebacks import exc_info
 
-WORK = "claim and finish"
+MAIN_OPERATION = "claim and finish"
 """The operation that a worker repeats all the time. Its success also ends the outage of operations that are
 not retried."""
-PATIENCE = 5_000
+OUTAGE_LOG_DELAY = 5_000
 """Milliseconds after which an outage is logged before it is over: it is longer than a restart."""
 RETRIED_WITHIN = 5_000
 """Milliseconds for which a failed operation keeps an outage open, because it may never be retried."""
 
-logger = logging.getLogger("djqueue.worker")
+logger = Log("djqueue.worker")
 
 
 @dataclass(slots=True)
@@ -84,6 +86,7 @@ class RunEvents:
         self._worker_id = worker_id
         self._outages = OutageLog(worker_id, clock.monotonic)
         self._summed = 0
+        self._throttled = ThrottledLog(logger, 60.0)
 
     @property
     def verbose(self) -> bool:
@@ -206,10 +209,11 @@ class RunEvents:
         )
 
     def cleanup_failed(self, run: Run | None, error: BaseException) -> None:
-        """Log that Django's database connections could not be cleaned after a job or an idle time."""
+        """Log that Django's database connections had to be given up after a job or an idle time."""
         logger.warning(
-            "%s: closing the thread's database connections failed; the thread continues",
+            "%s left database connections that the thread cannot use further: %s. The thread continues",
             f"Worker {self._worker_id}" if run is None else _name(run),
+            error,
             exc_info=error,
             extra={} if run is None else _extra(run.claimed),
         )
@@ -262,6 +266,21 @@ class RunEvents:
             self._worker_id,
             retry,
             error,
+        )
+
+    def no_thread(self, error: BaseException, retry: float) -> None:
+        """Log that the system has no thread for a job at the moment."""
+        text = "Worker %s cannot start a thread for its jobs: %s. They wait, and it tries again every %g s"
+        self._throttled.log(ERROR, "no thread", text, self._worker_id, error, retry)
+
+    def loop_stopped(self, error: BaseException) -> None:
+        """Log that a task or a callback of a handler has stopped the worker's event loop."""
+        logger.error(
+            "Worker %s: a task or a callback that a job has started raised %s on the event loop, or stopped "
+            "it; the worker goes on",
+            self._worker_id,
+            type_name(error),
+            exc_info=error,
         )
 
     def dump_failed(self, error: BaseException) -> None:
@@ -359,7 +378,7 @@ class OutageLog:
         with self._lock:
             was_faulty = operation in self._faulty
             self._faulty.discard(operation)
-            ends = operation in self._unavailable or (operation == WORK and bool(self._unavailable))
+            ends = operation in self._unavailable or (operation == MAIN_OPERATION and bool(self._unavailable))
             is_over = ends and self._is_over_with(operation)
         if was_faulty:
             logger.warning("Worker %s: the storage works again (%s)", self._worker_id, operation)
@@ -390,7 +409,7 @@ class OutageLog:
                 self._since, self._is_logged = now, False
             self._unavailable[operation] = now
             self._answered_at = None
-            lasts = now - self._since >= PATIENCE and not self._is_logged
+            lasts = now - self._since >= OUTAGE_LOG_DELAY and not self._is_logged
             self._is_logged = self._is_logged or lasts
         if lasts:
             logger.warning(

@@ -9,7 +9,6 @@ only when the worker has not responded for a third of a lease.
 
 import gc
 import io
-import logging
 import marshal
 import mmap
 import os
@@ -31,6 +30,7 @@ from django.db import connections
 from djqueue.core import procfs
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.job import Lease
+from djqueue.core.logs import Log
 from djqueue.storage.base import Storage
 
 from .exits import STOP, end_with
@@ -60,7 +60,7 @@ _SEQUENCE_AT = 32
 _REGIONS_AT = 512
 """Position of the first region."""
 
-logger = logging.getLogger("djqueue.worker")
+logger = Log("djqueue.worker")
 
 
 class TornReadError(Exception):

@@ -14,18 +14,31 @@ from .executors.connections import close_connections
 
 T = TypeVar("T")
 
-PATIENCE = 1.0
+LEFTOVER_GRACE = 1.0
 """Seconds in which leftover tasks must end after they are cancelled."""
 
 
-def run_loop(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine as `asyncio.run` does, but limit the wait for tasks and threads that do not end."""
+def run_loop(main: Coroutine[Any, Any, T], on_stray: Callable[[BaseException], object]) -> T:
+    """Run a coroutine as `asyncio.run` does, but limit the wait for tasks and threads that do not end.
+
+    Other tasks and callbacks cannot end the loop: it goes on after their SystemExit or KeyboardInterrupt, and
+    after a call of `loop.stop()`.
+
+    on_stray: Called with the error after each such stop.
+    """
     loop = new_loop()
     executor = ThreadPoolExecutor(thread_name_prefix="djqueue-asyncio")
     loop.set_default_executor(executor)
     try:
         asyncio.set_event_loop(loop)
-        return loop.run_until_complete(main)
+        task = loop.create_task(main)
+        while True:
+            try:
+                return loop.run_until_complete(task)
+            except BaseException as error:
+                if task.done():
+                    raise
+                on_stray(error)
     finally:
         try:
             _cancel_leftovers(loop)
@@ -99,4 +112,4 @@ def _cancel_leftovers(loop: asyncio.AbstractEventLoop) -> None:
     for task in leftovers:
         task.cancel()
     if leftovers:
-        loop.run_until_complete(asyncio.wait(leftovers, timeout=PATIENCE))
+        loop.run_until_complete(asyncio.wait(leftovers, timeout=LEFTOVER_GRACE))

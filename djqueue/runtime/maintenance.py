@@ -16,9 +16,9 @@ INTERVAL = 1.0
 """Average of seconds between two rounds; jitter keeps several workers from running at once."""
 STOP_TIMEOUT = 5.0
 """Seconds that the worker's shutdown waits for a round in progress."""
-EVERY = 10_000
+UNHANDLED_CHECK_INTERVAL = 10_000
 """Milliseconds between two checks for unhandled jobs."""
-AGAIN = 3_600_000
+UNHANDLED_LOG_INTERVAL = 3_600_000
 """Milliseconds after which the same job name is logged again."""
 MAX_NAMES = 20
 """Maximum of names logged by one check: those with the most jobs."""
@@ -87,11 +87,11 @@ class UnhandledWatch:
     def look(self) -> None:
         """Check for unhandled jobs unless the last check is recent. Raises what the storage raises."""
         now = self._clock.monotonic()
-        if now - self._looked_at < EVERY:
+        if now - self._looked_at < UNHANDLED_CHECK_INTERVAL:
             return
         self._looked_at = now
         rows = self._storage.reads.overview(self._queues).queues
-        self._logged = {key: at for key, at in self._logged.items() if now - at < AGAIN}
+        self._logged = {key: at for key, at in self._logged.items() if now - at < UNHANDLED_LOG_INTERVAL}
         if not any(row.names for row in rows):
             return
         for one in unhandled(rows, self._storage.workers.all())[:MAX_NAMES]:

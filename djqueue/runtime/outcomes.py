@@ -10,8 +10,10 @@ from djqueue.core.units import milliseconds
 
 from .handlers import Handler
 from .runs import Stop
-from .tracebacks import job_error
+from .tracebacks import clean, job_error
 
+MAX_REASON = 100
+"""Maximum of characters of a reason that a handler gives."""
 OnBadBackoff = Callable[[BaseException], None]
 
 
@@ -25,13 +27,14 @@ def after_error(
     """
     if stop is Stop.REQUESTED:
         return _outcome(claimed, "cancel", reason="cancelled")
-    if isinstance(error, Discard):
+    kind = type(error)  # Not `isinstance`, which may run code of the exception.
+    if issubclass(kind, Discard):
         return _outcome(claimed, "cancel", reason="discarded")
-    if isinstance(error, Snooze):
+    if issubclass(kind, Snooze):
         return _outcome(claimed, "release", delay=delay(error))
-    if isinstance(error, UnrecoverableError):
-        return refusal(claimed, error, error.reason)
-    if isinstance(error, Retry):
+    if issubclass(kind, UnrecoverableError):
+        return refusal(claimed, error, _reason(error))
+    if issubclass(kind, Retry):
         return failure(claimed, error, "max_attempts_exceeded", delay)
     if stop is Stop.SHUTDOWN:
         # The handler was interrupted, so the attempt does not count.
@@ -86,10 +89,19 @@ def timed_out(claimed: Claimed, error: BaseException) -> JobTimeoutError:
     """Return the error of a run that was stopped by its timeout, and then raised `error`."""
     seconds = (claimed.options.timeout or 0) / 1_000
     timeout = JobTimeoutError(f"ran longer than its timeout of {seconds:g} s", job_id=claimed.id)
-    timeout.__cause__ = None if isinstance(error, asyncio.CancelledError) else error
+    timeout.__cause__ = None if issubclass(type(error), asyncio.CancelledError) else error
     # The traceback shows where the handler was when its timeout was over.
     timeout.__traceback__ = error.__traceback__
     return timeout
+
+
+def _reason(error: BaseException) -> str:
+    """Return the reason that an UnrecoverableError gives; the usual one if it cannot be read."""
+    try:
+        reason = error.reason  # type: ignore[attr-defined]
+    except BaseException:
+        reason = None  # It runs code of the exception.
+    return clean(reason, MAX_REASON) if type(reason) is str else UnrecoverableError.reason
 
 
 def _outcome(

@@ -340,7 +340,7 @@ class JobContext:
 
     @property
     def stalls(self) -> int:
-        """Number of earlier attempts that were lost with their worker."""
+        """Number of earlier attempts that stalled: their lease expired."""
         return self._run.claimed.stalls
 
     @property

@@ -36,7 +36,7 @@ def serve(worker: Worker, signals: tuple[signal.Signals, ...] = SIGNALS) -> None
     try:
         with _stopped_by(signals, worker):
             _follow_parent(worker)
-            run_loop(worker.run())
+            run_loop(worker.run(), worker.events.loop_stopped)
     finally:
         gc.unfreeze()
 

@@ -10,28 +10,24 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from djqueue.core.job import JobFailure
+from djqueue.core.logs import MAX_TRACEBACK, ExcInfo, shortened, traceback_text, type_name
 from djqueue.core.workers import MAX_DUMP
 
 MAX_MESSAGE = 10_000
 """Maximum of characters of a message."""
-MAX_TRACEBACK = 20_000
-"""Maximum of characters of a traceback; a longer one is cut in the middle."""
-CUT = "\n[...]\n"
-"""Text in place of the middle of a text that is too long."""
 DEPTH = 60
 """Maximum of frames of each stack; the outermost are left out."""
 NAMED = 10
 """Maximum of names listed for threads or tasks with the same stack."""
 CHAIN = 200
 """Maximum of nested coroutines of one task."""
-ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 OWN = str(Path(__file__).parent)
 """Folder of this package's own frames."""
 
 
 def job_error(error: BaseException) -> JobFailure:
     """Return an exception's type, message and traceback, which begins at the handler."""
-    return JobFailure(type_name(error), _message(error), _formatted(error))
+    return JobFailure(type_name(error), message_of(error), _formatted(error))
 
 
 def exc_info(error: BaseException | None) -> ExcInfo | None:
@@ -39,19 +35,10 @@ def exc_info(error: BaseException | None) -> ExcInfo | None:
     return None if error is None else (type(error), error, _from_handler(error.__traceback__))
 
 
-def type_name(error: BaseException) -> str:
-    """Return the dotted name of an exception's class."""
-    kind = type(error)
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
 def clean(text: str, limit: int) -> str:
     """Return text that every database accepts, cut in the middle above a number of characters."""
-    text = _storable(text)
-    if len(text) <= limit:
-        return text
-    half = (limit - len(CUT)) // 2
-    return text[:half] + CUT + text[-half:]
+    # First shortened: the text may be larger than the memory for its copies.
+    return shortened(_storable(shortened(text, limit)), limit)
 
 
 def stacks(heading: str, loop: asyncio.AbstractEventLoop) -> str:
@@ -68,7 +55,8 @@ def stacks(heading: str, loop: asyncio.AbstractEventLoop) -> str:
     return _bounded(parts)
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: object) -> str:
+    """Return the text of an error, of limited length."""
     try:
         return clean(str(error), MAX_MESSAGE)
     except BaseException as broken:
@@ -77,11 +65,7 @@ def _message(error: BaseException) -> str:
 
 
 def _formatted(error: BaseException) -> str:
-    try:
-        lines = traceback.format_exception(type(error), error, _from_handler(error.__traceback__))
-    except BaseException as broken:
-        return f"(the traceback cannot be shown: {type_name(broken)})"
-    return clean("".join(lines), MAX_TRACEBACK)
+    return clean(traceback_text(type(error), error, _from_handler(error.__traceback__)), MAX_TRACEBACK)
 
 
 def _from_handler(frames: TracebackType | None) -> TracebackType | None:

@@ -8,8 +8,9 @@ from types import TracebackType
 from typing import Self
 
 from djqueue.client import get_storage
-from djqueue.client.announcing import announce_incidents, announcer
+from djqueue.client.announcing import announce_incidents, announcer, clean_thread, close_thread
 from djqueue.conf import get_settings, has_django
+from djqueue.core import logs
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.storage.base import Storage, Unsubscribe
@@ -165,13 +166,15 @@ class Worker:
             # Connecting may wait for another process to stop; a thread keeps the loop running.
             await asyncio.to_thread(self._connect)
         self._compose()
-        try:
-            await self._start()
-            await self._claim_until_done()
-        finally:
-            self.abandoned = self.shutdown.abandoned
-            await self._close()
-            await asyncio.to_thread(announcer.flush, SIGNAL_TIMEOUT)
+        with logs.handled_apart(clean_thread, close_thread):
+            try:
+                await self._start()
+                await self._claim_until_done()
+            finally:
+                self.abandoned = self.shutdown.abandoned
+                await self._close()
+                await asyncio.to_thread(announcer.flush, SIGNAL_TIMEOUT)
+                await asyncio.to_thread(logs.flush)
 
     def stop(self, *, hurry: bool = False) -> None:
         """Stop claiming, and end when the running jobs have finished or `shutdown_timeout` has passed.
@@ -433,7 +436,7 @@ class Worker:
 
     def _run_in_thread(self) -> None:
         try:
-            run_loop(self.run())
+            run_loop(self.run(), self.events.loop_stopped)
         except BaseException as error:
             self._failure = error
         finally:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from djqueue.core.errors import OptionError
 from djqueue.core.suggest import FOREIGN_TIMES, nearest
-from djqueue.core.units import LONGEST, instant, milliseconds
+from djqueue.core.units import MAX_DURATION, instant, milliseconds
 
 from .blackouts import blackout_begin, blackout_end, parse_blackouts
 from .expressions import next_run, read_line
@@ -137,7 +137,7 @@ class Schedule:
         while len(slots) < SAMPLE and (slot := self.next_slot(since)) is not None:
             slots.append(slot)
             since = slot
-        return min((later - earlier for earlier, later in pairwise(slots)), default=LONGEST)
+        return min((later - earlier for earlier, later in pairwise(slots)), default=MAX_DURATION)
 
 
 def parse_schedule(given: Mapping[str, Any]) -> Schedule:
@@ -217,7 +217,7 @@ def _choice(field: str, choices: tuple[str, ...], value: str) -> None:
 
 
 def _within(field: str, value: int, minimum: int) -> None:
-    if not minimum <= value <= LONGEST:
+    if not minimum <= value <= MAX_DURATION:
         raise OptionError(f"{field}: must be between {minimum / 1_000:g} s and a hundred years")
 
 

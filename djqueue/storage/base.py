@@ -25,7 +25,6 @@ The test suite `djqueue.testing.contract` verifies this.
 """
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import ParamSpec, TypeVar
@@ -45,6 +44,7 @@ from djqueue.core.job import (
     Renewal,
     Swept,
 )
+from djqueue.core.logs import Log
 from djqueue.storage.facets import Reads
 
 from .capabilities import Capabilities
@@ -53,7 +53,7 @@ from .facets import Events, Jobs, Limiters, Queues, Workers
 from .facets import Unsubscribe as Unsubscribe
 from .snapshots import Snapshots
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 
 P = ParamSpec("P")
 T = TypeVar("T")

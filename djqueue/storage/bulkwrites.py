@@ -17,7 +17,7 @@ MAX_REPORTS = 1_000
 """Maximum number of reports to keep."""
 MAX_REPORT_AGE = 30 * 86_400_000
 """Milliseconds to keep a report after its last change."""
-SILENCE = 900_000
+DEAD_PUBLISHER_AFTER = 900_000
 """Milliseconds without an update after which a publisher is considered dead."""
 RUN = ":"
 """Separates the name of a report from that of a run."""
@@ -121,7 +121,11 @@ class BulkWriteReport(NamedTuple):
 
     def state_at(self, now: int) -> str:
         """Return the state, which is unfinished if the publisher has been silent for too long."""
-        return UNFINISHED if self.state == PUBLISHING and self.updated_at + SILENCE < now else self.state
+        return (
+            UNFINISHED
+            if self.state == PUBLISHING and self.updated_at + DEAD_PUBLISHER_AFTER < now
+            else self.state
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Convert the report to JSON values."""

@@ -42,7 +42,7 @@ from .snapshots import (
 
 HELD_BACK = 1 << 61
 """First position of the jobs that their groups hold back: behind those that are ready."""
-LATE = 1 << 40
+FIRST_LATE_POSITION = 1 << 40
 """First position of the dead letters that were added during a read."""
 
 
@@ -108,7 +108,7 @@ class EngineSnapshots(Snapshots):
                         with self._context.processing_shard(job.id).lock:
                             records.append(self._record(queue, job, positions))
                         if (letter := queue.dead.get(job.id)) is not None:
-                            position = positions.get(job, LATE + letter.entered_at)
+                            position = positions.get(job, FIRST_LATE_POSITION + letter.entered_at)
                             letters.append(letter_record(letter, position))
                 if records:
                     yield Part(snapshots.JOB, name, records)

@@ -3,7 +3,6 @@
 `djqueue.operations.relay` sends them to the server. Django is not imported before the table is used.
 """
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,6 +14,7 @@ from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.options import JobOptions
 
@@ -23,14 +23,14 @@ from .capabilities import TransactionalEnqueue
 Enqueue = Callable[[Sequence[Batch]], list[EnqueueResult]]
 AsyncEnqueue = Callable[[Sequence[Batch]], Awaitable[list[EnqueueResult]]]
 
-PATIENCE = 1.0
+REPLY_TIMEOUT = 1.0
 """Seconds after which the table is written if the server does not reply, unless TIMEOUT is shorter."""
-REST = 1_000
+RETRY_AFTER = 1_000
 """Milliseconds until the server is tried again after that."""
 ROWS = 1_000
 """Rows of one statement."""
 
-logger = logging.getLogger("djqueue.outbox")
+logger = Log("djqueue.outbox")
 
 
 class OutboxTable(TransactionalEnqueue):
@@ -149,8 +149,7 @@ class OutboxTable(TransactionalEnqueue):
         if batch.ids is None:
             ids = self._ids.many(len(batch.payloads), SYSTEM_CLOCK.now())
             return batch._replace(ids=ids, fresh=True)
-        if len(batch.ids) != len(batch.payloads):
-            raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
+        batch.check_ids()
         return batch
 
     def _write_at_once(self, batch: Batch) -> list[EnqueueResult] | None:
@@ -177,7 +176,7 @@ class OutboxTable(TransactionalEnqueue):
                 self._server,
                 str(error),  # A handler of logs that keeps records must not keep the storage.
             )
-        self._away_until = SYSTEM_CLOCK.monotonic() + REST
+        self._away_until = SYSTEM_CLOCK.monotonic() + RETRY_AFTER
         return answers
 
     def _write(self, batch: Batch, tried: StorageUnavailableError | None = None) -> list[EnqueueResult]:

@@ -13,7 +13,7 @@ from djqueue.core.errors import OptionError
 from djqueue.core.messages import shown
 from djqueue.core.options import MAX_INTEGER, ON_DEPENDENCY_FAILURE, ON_DUPLICATE, check_text
 from djqueue.core.states import State
-from djqueue.core.units import LATEST, LONGEST
+from djqueue.core.units import LATEST, MAX_DURATION
 
 from .snapshots import DEAD, FORMAT, JOB, KINDS, LIMITER, QUEUE, SCHEDULE, Part
 
@@ -131,11 +131,11 @@ _positive = _integer(1, MAX_INTEGER)
 _long = _integer(-INTEGER_64 - 1, INTEGER_64)
 _number = _integer(0, INTEGER_64)
 _time = _integer(0, LATEST)
-_duration = _optional(_integer(0, LONGEST))
+_duration = _optional(_integer(0, MAX_DURATION))
 _error = _optional(_row(_text, _text, _text))
 _keys = _each(_row(_name, _name))
 _concurrency = _optional(_positive)
-_rate = _optional(_row(_positive, _integer(1, LONGEST)))
+_rate = _optional(_row(_positive, _integer(1, MAX_DURATION)))
 
 
 def _backoff(value: Any) -> bool:

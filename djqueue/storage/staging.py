@@ -15,7 +15,6 @@ falls silent. Any number of processes can repeat all steps at once, so a publish
 harm.
 """
 
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -27,6 +26,7 @@ from typing import Any, NamedTuple
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import QueueFullError, StorageError
 from djqueue.core.job import Batch
+from djqueue.core.logs import Log
 from djqueue.core.states import PENDING, State
 from djqueue.storage.bulkwrites import (
     DONE,
@@ -361,13 +361,13 @@ def gone_error(manifest: Manifest) -> ChunkMissingError:
     )
 
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 
 CHUNKS_PER_STEP = 64
 """Chunks to publish in one step."""
 QUEUES_PER_STEP = 200
 """Manifests to store or end in one step."""
-SILENCE = 60_000
+TAKEOVER_AFTER = 60_000
 """Milliseconds without progress after which a sweep takes over a plan."""
 RENEW_EVERY = RESUMABLE // 7
 """Milliseconds between two renewals of the staged jobs of a plan, whose queues may be full for long."""
@@ -595,7 +595,7 @@ class AbandonedPlans:
 
     def _sweep(self) -> None:
         room = PLANS_PER_SWEEP - len(self._adopted)
-        for plan in self._staging.adopt(SILENCE, room) if room > 0 else ():
+        for plan in self._staging.adopt(TAKEOVER_AFTER, room) if room > 0 else ():
             size, wait = step_size(plan.limit), partial(self._has_no_room, plan)
             publication = PlanPublisher(self._staging, plan, wait=wait, size=size)
             self._adopted.setdefault((plan.app, plan.target), (publication, publication.steps()))

@@ -164,10 +164,13 @@
   const COLOURS = ["--link-fg", "--djq-good", "--error-fg", "--djq-fourth", "--body-quiet-color"];
   const plots = new Map();
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim() || "#888";
+  // The figure's own table: uPlot's legend is a table, too.
+  const tableOf = (figure) => figure.querySelector("table.djq-table");
   const cells = (figure) => {
-    const head = all("thead th", figure);
+    const table = tableOf(figure);
+    const head = all("thead th", table);
     const columns = head.map(() => []);
-    for (const row of all("tbody tr", figure)) {
+    for (const row of all("tbody tr", table)) {
       [...row.children].forEach((cell, index) => {
         const value = cell.dataset.v;
         columns[index]?.push(value === undefined || value === "" ? null : Number(value));
@@ -234,10 +237,10 @@
       const isFirst = index === 0 || (inZone(at).getHours() === 0 && inZone(at).getMinutes() === 0);
       return isFirst ? `${clock.format(when)}\n${day.format(when)}` : clock.format(when);
     });
-    const first = (at) => figure.querySelector(`tbody td:first-child[data-v="${at}"]`)?.textContent.trim() ?? "";
+    const first = (at) => tableOf(figure).querySelector(`tbody td:first-child[data-v="${at}"]`)?.textContent.trim() ?? "";
     const classes = (_u, splits) => splits.map((at) => first(at));
     const axis = { stroke: () => colour("--body-quiet-color"), grid: { stroke: () => colour("--hairline-color"), width: 1 }, ticks: { show: false } };
-    const bounds = all("thead th", figure).map((cell) => cell.dataset.djqLine === "bound");
+    const bounds = all("thead th", tableOf(figure)).map((cell) => cell.dataset.djqLine === "bound");
     const fill = figure.dataset.djqKind === "bars" ? { paths: window.uPlot.paths.bars({ size: [0.8, 40] }) } : {};
     return {
       tzDate: inZone,

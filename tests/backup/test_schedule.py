@@ -17,7 +17,7 @@ from djqueue.backup.schedule import BackupSchedule, backing_up, is_scheduled
 from djqueue.backup.store import BackupStore
 from djqueue.conf import BackupSettings, get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.models import BackupState, SchedulerLease
+from djqueue.models import BackupState, LeaderLeaseRow
 from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.memory import MemoryStorage
 from djqueue.storage.tables.leaderlease import LeaderLease
@@ -233,7 +233,7 @@ def test_process_that_lost_its_lease_publishes_no_backup(
     monkeypatch.setattr("djqueue.backup.lease.RENEW_EVERY", 10)
 
     def frozen(storage: Any, store: Any, clock: Any, steps: Any) -> Any:
-        SchedulerLease.objects.filter(name="backup").update(generation=99, holder="another")
+        LeaderLeaseRow.objects.filter(name="backup").update(generation=99, holder="another")
         held: HeldBackupLease = steps.check.__self__
         eventually(lambda: held._over)
         return transfer.take(storage, store, clock, steps)
@@ -242,7 +242,7 @@ def test_process_that_lost_its_lease_publishes_no_backup(
     schedule.look(stop())
     assert "another process took over" in caplog.text
     assert store.names() == []
-    assert SchedulerLease.objects.get(name="backup").holder == "another"
+    assert LeaderLeaseRow.objects.get(name="backup").holder == "another"
 
 
 def test_hanging_backup_thread_is_reported(schedule: BackupSchedule, clock: Any) -> None:

@@ -85,7 +85,7 @@ def test_dead_letters_are_counted_by_reason_name_and_error(queue):
 
 
 def test_retry_dead_retries_in_pages_and_reports_progress(queue, monkeypatch):
-    monkeypatch.setattr(deadletters, "PAGE", 2)
+    monkeypatch.setattr(deadletters, "MAX_PAGE", 2)
     for id in "abcde":
         die(queue, id)
     told = []
@@ -124,7 +124,7 @@ def test_retry_dead_dry_run_counts_each_outcome(queue):
 
 
 def test_move_dead_moves_in_pages_and_reports_progress(queue, monkeypatch):
-    monkeypatch.setattr(deadletters, "PAGE", 2)
+    monkeypatch.setattr(deadletters, "MAX_PAGE", 2)
     for id in "abcde":
         die(queue, id)
     told = []
@@ -162,7 +162,7 @@ def test_move_dead_dry_run_counts_each_outcome(queue):
 
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_move_dead_counts_dead_letters_changed_meanwhile(queue, monkeypatch, dry_run):
-    monkeypatch.setattr(deadletters, "PAGE", 2)
+    monkeypatch.setattr(deadletters, "MAX_PAGE", 2)
     for id in "abcdef":
         die(queue, id)
 
@@ -188,7 +188,7 @@ def test_move_dead_to_the_same_queue_is_rejected(queue):
 
 
 def test_dead_letter_that_fails_again_meanwhile_is_not_retried_twice(queue, monkeypatch):
-    monkeypatch.setattr(deadletters, "PAGE", 1)
+    monkeypatch.setattr(deadletters, "MAX_PAGE", 1)
     for id in "abc":
         die(queue, id)
 

@@ -319,7 +319,7 @@ def test_waiting_recovers_from_a_lost_event_by_polling(queue, storage, do, monke
 
 def test_waiting_retries_an_unavailable_storage(queue, storage, do, monkeypatch):
     """The connection is lost after the enqueue, and comes back."""
-    monkeypatch.setattr("djqueue.client.results.RETRY", 0.01)
+    monkeypatch.setattr("djqueue.client.results.RETRY_INTERVAL", 0.01)
     jobs, refusals = storage.reads.jobs, iter(range(3))
 
     def away_at_first(*args):

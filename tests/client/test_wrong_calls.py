@@ -7,6 +7,8 @@ from uuid import UUID
 import pytest
 
 from djqueue import Queue, chain, chord, flow, group, job
+from djqueue.client.queue import EVENTS
+from djqueue.core import suggest
 from djqueue.core.errors import JobNameError, UnknownJobError
 from djqueue.errors import ArgumentsError, OptionError
 
@@ -118,6 +120,27 @@ def test_get_states_accepts_a_single_id(queue, do):
     result = queue.enqueue(1)
 
     assert do(queue, "get_states", result.id) == {result.id: "waiting"}
+
+
+@pytest.mark.parametrize(
+    ("event", "meant"),
+    [
+        ("active", "started"),
+        ("waiting", "enqueued"),
+        ("task-succeeded", "completed"),
+        ("error", "failed"),
+        ("snoozed", "released"),
+        ("complet", "completed"),
+    ],
+)
+def test_events_of_other_libraries_suggest_the_djqueue_event(queue, event, meant):
+    with pytest.raises(OptionError, match=f"unknown event '{event}'; did you mean '{meant}'"):
+        queue.on(event, print)
+
+
+def test_suggested_events_exist():
+    assert set(suggest.FOREIGN_EVENTS.values()) <= set(EVENTS)
+    assert set(suggest.FOREIGN_EVENTS).isdisjoint(EVENTS)
 
 
 def test_event_handler_must_be_callable(queue):

@@ -107,7 +107,7 @@ def test_workers_are_woken_when_a_group_has_a_free_slot():
     assert bench.ids() == ["g3"]
 
 
-def test_group_concurrency_above_one_is_used():
+def test_key_concurrency_above_one_is_used():
     bench = Bench(key_concurrency=2)
     for number in range(5):
         bench.enqueue(str(number), concurrency_key="g")
@@ -118,7 +118,7 @@ def test_group_concurrency_above_one_is_used():
     check_engine(bench.engine)
 
 
-def test_lower_group_limit_applies_once_active_jobs_above_it_end():
+def test_lower_key_limit_applies_once_active_jobs_above_it_end():
     bench = Bench(key_concurrency=3)
     for number in range(5):
         bench.enqueue(str(number), concurrency_key="g")

@@ -1,6 +1,8 @@
 """The tree of errors."""
 
 import re
+import subprocess
+import sys
 from inspect import cleandoc
 
 import pytest
@@ -16,6 +18,7 @@ from djqueue.core.errors import (
     ResultTimeoutError,
     by_code,
 )
+from tests.support import PATIENCE
 
 
 def tree(root):
@@ -35,6 +38,23 @@ PUBLIC = [
 def test_error_message_defaults_to_the_docstring(error):
     assert str(error()) == cleandoc(error.__doc__).splitlines()[0]
     assert str(error("other words")) == "other words"
+
+
+@pytest.mark.parametrize("documentation", [None, "", "  \n "], ids=repr)
+def test_error_without_a_docstring_has_the_message_of_its_base(documentation):
+    for error in PUBLIC:
+        own = type("Own", (error,), {"__doc__": documentation})
+
+        assert str(own()) == str(error())
+
+
+def test_errors_have_messages_when_python_strips_docstrings():
+    code = "from djqueue.errors import Discard, JobError; print(repr(Discard()), repr(JobError()))"
+    done = subprocess.run(
+        [sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
+
+    assert done.stdout == "Discard('Discard') JobError('JobError')\n"
 
 
 @pytest.mark.parametrize("error", PUBLIC, ids=lambda error: error.__name__)

@@ -21,7 +21,7 @@ from djqueue.core.options import (
     check_text,
     parse_options,
 )
-from djqueue.core.units import LONGEST
+from djqueue.core.units import MAX_DURATION
 
 NONE = EnqueueOptions()
 
@@ -100,7 +100,7 @@ ACCEPTED = {
     "max_attempts": [(1, 1), (MAX_INTEGER, MAX_INTEGER)],
     "max_stalls": [(0, 0)],
     "backoff": [(2, Backoff(kind="fixed", base=2_000, jitter=0.0)), ("linear", Backoff(kind="linear"))],
-    "timeout": [(None, None), (0.5, 500), (100 * 365 * 86_400, LONGEST)],
+    "timeout": [(None, None), (0.5, 500), (100 * 365 * 86_400, MAX_DURATION)],
     "ttl": [(None, None), (1, 1_000)],
     "unique_key": [(None, None), ("k", "k")],
     "on_duplicate": [("keep", "keep")],
@@ -195,7 +195,7 @@ def test_stored_options_survive_a_round_trip():
     assert DEFAULT_OPTIONS.as_dict() == {}
 
 
-def test_job_without_unique_key_and_group_is_plain():
+def test_job_without_unique_key_and_concurrency_key_is_plain():
     assert parse().job.plain
     assert not parse(unique_key="k").job.plain
     assert not parse(concurrency_key="g").job.plain

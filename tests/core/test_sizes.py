@@ -5,7 +5,7 @@ import pytest
 from djqueue.core.enginejob import size_of, size_of_error
 from djqueue.core.errors import OptionError
 from djqueue.core.job import JobFailure
-from djqueue.core.units import LARGEST, parse_size
+from djqueue.core.units import MAX_SIZE, parse_size
 from tests.core.making import make_job
 
 
@@ -21,7 +21,7 @@ from tests.core.making import make_job
         (" 2 KiB ", 2_048),
         ("1.5 GiB", 1_610_612_736),
         ("0.1 kb", 100),
-        (LARGEST, LARGEST),
+        (MAX_SIZE, MAX_SIZE),
     ],
 )
 def test_sizes_are_read_as_numbers_or_with_units(given, size):
@@ -39,7 +39,7 @@ def test_sizes_are_read_as_numbers_or_with_units(given, size):
         (1.5, "expected a number of bytes"),
         (True, "expected a number of bytes"),
         (None, "expected a number of bytes"),
-        (LARGEST + 1, "must be from 0"),
+        (MAX_SIZE + 1, "must be from 0"),
         ("10_000 TB", "must be from 0"),
     ],
 )

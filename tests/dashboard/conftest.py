@@ -24,7 +24,7 @@ def _fresh_process() -> Iterator[None]:
 def _long_page_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let pages take as long as tests may, because a page that a busy machine stops would show an outage."""
     monkeypatch.setattr(site, "DEADLINE", PATIENCE)
-    monkeypatch.setattr(outages, "LIMIT", PATIENCE)
+    monkeypatch.setattr(outages, "QUERY_TIMEOUT", PATIENCE)
     monkeypatch.setattr(jobsearch, "SCAN_MILLISECONDS", PATIENCE * 1_000)
 
 

@@ -22,7 +22,7 @@ from django.urls import path  # noqa: E402
 from djqueue.dashboard.views import streams  # noqa: E402
 from tests import urls  # noqa: E402
 
-streams.LIMIT = int(os.environ["DJQUEUE_TEST_STREAMS"])
+streams.MAX_STREAMS = int(os.environ["DJQUEUE_TEST_STREAMS"])
 streams.HEARTBEAT = 0.5
 
 

@@ -13,7 +13,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.units import to_datetime
 from djqueue.dashboard import jobsearch
 from djqueue.dashboard.jobsearch import ArgumentFilter
-from djqueue.models import Job, SchedulerLease
+from djqueue.models import Job, LeaderLeaseRow
 from tests.admin.factories import make_job
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
 from tests.support import PATIENCE
@@ -181,7 +181,7 @@ def test_user_runs_one_search_at_a_time_across_processes() -> None:
         assert listed(search(logged_in(other), "order:7")) == [job]
 
     assert listed(search(logged_in(user), "order:7")) == [job]
-    assert not SchedulerLease.objects.filter(name__startswith="search:").exists()
+    assert not LeaderLeaseRow.objects.filter(name__startswith="search:").exists()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -191,7 +191,7 @@ def test_search_of_killed_process_does_not_block_later_searches(ends_in: int) ->
     user = one_with(*ALL_RIGHTS)
     with Held(user):
         at = to_datetime(SYSTEM_CLOCK.now() + ends_in)  # in an hour: the clock was set back since
-        assert SchedulerLease.objects.filter(name__startswith="search:").update(expires_at=at) == 1
+        assert LeaderLeaseRow.objects.filter(name__startswith="search:").update(expires_at=at) == 1
         assert listed(search(logged_in(user), "order:7")) == [job]
 
 

@@ -89,7 +89,7 @@ def test_pages_with_cached_reads_run_few_statements(backend, monkeypatch):
         # A visit of the next minute reads another range of time.
         found = min((statements(lambda page=page: visit(client, page)) for _ in range(2)), key=len)
         check(found)
-        own = [sql for sql in found if "djqueue_scheduler_lease" not in sql]
+        own = [sql for sql in found if "djqueue_leader_lease" not in sql]
         limit = DETAIL if page.name in DETAILS else LIST
         if backend == "tables" and page.name in DETAILS:
             limit += STORED + (EXPLAINED if page.name == "job" else 0)

@@ -12,7 +12,15 @@ from djqueue.dashboard import jobsearch, rights
 from djqueue.dashboard.views import bulkwrites
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
-from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, SILENCE, UNFINISHED, QueueShare, tag_of
+from djqueue.storage.bulkwrites import (
+    DEAD_PUBLISHER_AFTER,
+    DONE,
+    FAILED,
+    PUBLISHING,
+    UNFINISHED,
+    QueueShare,
+    tag_of,
+)
 from djqueue.testing.contract.bulk_writes import report
 from djqueue.testing.factories import batch
 from tests.dashboard.acting import claim, fail
@@ -128,7 +136,9 @@ def test_list_pages_from_newer_to_older_bulk_writes(client, kept, monkeypatch):
 
 def test_bulk_write_of_dead_publisher_is_unfinished(client, kept, monkeypatch):
     noted = kept.keep(report(WRITE, app="nightly", shares={"emails": QueueShare(2, 1)}))
-    monkeypatch.setattr("djqueue.dashboard.views.bulkwrites.SYSTEM_CLOCK", At(noted.updated_at + SILENCE + 1))
+    monkeypatch.setattr(
+        "djqueue.dashboard.views.bulkwrites.SYSTEM_CLOCK", At(noted.updated_at + DEAD_PUBLISHER_AFTER + 1)
+    )
 
     shown = text(client.get(address(BY_NAME["bulk_write"])))
 

@@ -68,7 +68,15 @@ def test_each_filter_narrows_the_list(client, letters):
     assert ids(client, reason="timeout") == []
     assert ids(client, name="other") == []
     assert ids(client, error_type="shop.NoAddressError", queue="emails") == ["a", "b", "c"]
-    assert "nonsense" in shown(client, reason="nonsense").content.decode()
+
+
+def test_invalid_filter_lists_no_dead_letters_and_offers_no_action_on_all(client, letters):
+    response = client.get(address(BY_NAME["dead_letters"], reason="nonsense"))
+    assert response.status_code == 400
+    assert response.context["dead_letters"] == []
+    html = response.content.decode()
+    assert "nonsense" in html
+    assert "all matching" not in html
 
 
 @pytest.mark.dialect
@@ -93,6 +101,16 @@ def test_page_links_to_older_dead_letters(client, memory, monkeypatch):
             break
         response = client.get(response.context["older"])
     assert sorted(found) == [f"job-{number}" for number in range(5)]
+
+
+def test_queue_with_many_dead_letters_hides_no_error_of_others(client, letters, monkeypatch):
+    monkeypatch.setattr(deadletters, "MAX_EXAMINED", 3)
+    Queue("invoices").enqueue(id="d")
+    fail("d", "no sum", queue="invoices")
+    page = shown(client)
+    assert {queue for group in page.context["groups"] for queue in group.queues} == {"emails", "invoices"}
+    assert "searched" in page.content.decode()
+    assert len(page.context["dead_letters"]) == 3
 
 
 def test_selected_dead_letters_are_retried(client, letters):

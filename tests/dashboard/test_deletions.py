@@ -12,7 +12,7 @@ from djqueue.core.states import State
 from djqueue.core.workers import WorkerInfo
 from djqueue.dashboard import rights, tables
 from djqueue.models import AuditEvent, BulkOperation, BulkState
-from djqueue.operations.bulk import UNDO, Bulk
+from djqueue.operations.bulk import UNDO_TIME, Bulk
 from djqueue.testing.factories import a_failed_job
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with, one_without
 
@@ -38,7 +38,7 @@ def row():
 def in_half_a_minute():
     """The workers do what there is to do by then."""
     for one in BulkOperation.objects.all():
-        assert one.start_at.timestamp() - one.created_at.timestamp() == UNDO / 1_000
+        assert one.start_at.timestamp() - one.created_at.timestamp() == UNDO_TIME / 1_000
         BulkOperation.objects.filter(pk=one.pk).update(start_at=one.created_at)
     Bulk(get_storage(), "default").work()
 

@@ -158,6 +158,18 @@ def test_failed_jobs_are_found_by_error(client, memory):
     assert sorted(listed(client, error=mark)) == ["job-0", "job-1"]
 
 
+def test_actions_on_all_jobs_of_an_error_leave_other_errors_alone(client, memory):
+    queue = Queue("emails")
+    for number, message in enumerate(("no address 1", "no address 2", "no paper")):
+        queue.enqueue(1, id=f"job-{number}")
+        fail(f"job-{number}", message)
+    mark = fingerprint(get_storage().reads.dead_letters("emails")[0])
+    actions = client.get(address(BY_NAME["jobs"], error=mark)).context["matching_actions"]
+    assert [label for label, _ in actions] == ["Retry all matching…", "Delete all matching…"]
+    for _, url in actions:
+        assert client.get(url).context["found"].matching == 2
+
+
 def test_selected_jobs_are_cancelled_or_run_now(client, memory):
     Queue("emails").enqueue(1, id="a")
     Queue("emails").enqueue(1, id="later", delay=3600)
@@ -317,19 +329,22 @@ def test_jobs_are_found_by_position_of_a_named_parameter(client, database):
     assert listed(client, state="waiting", argument="args.2:7") == []
 
 
-def test_invalid_argument_filter_is_reported_and_ignored(client, database):
+@pytest.mark.parametrize(
+    ("query", "problem"),
+    [
+        ({"argument": "7"}, "Use the form order_id:7"),
+        ({"argument": ":7"}, "Use the form order_id:7"),
+        ({"argument": "order..id:7"}, "Use the form order_id:7"),
+        ({"priority": "high"}, "Enter a whole number."),
+    ],
+)
+def test_invalid_filter_lists_no_jobs_and_offers_no_action_on_all(client, database, query, problem):
     make_job(job_id="plain")
-    for text in ("7", ":7", "order..id:7"):
-        html = page(client, 400, state="waiting", argument=text)
-        assert "Use the form order_id:7" in html
-        assert "plain" in html
-
-
-def test_invalid_filter_is_reported_and_ignored(client, database):
-    make_job(job_id="plain")
-    html = page(client, 400, state="waiting", priority="high")
-    assert "Enter a whole number." in html
-    assert "plain" in html
+    assert "Delete all matching" in page(client, state="waiting")
+    html = page(client, 400, state="waiting", **query)
+    assert problem in html
+    assert "plain" not in html
+    assert "all matching" not in html
 
 
 @pytest.mark.dialect
@@ -356,7 +371,7 @@ def test_pages_link_to_older_and_newer_jobs_of_all_queues(client, database):
 
 @pytest.mark.dialect
 def test_search_covers_a_window_of_newest_jobs_and_the_page_says_so(client, database, monkeypatch):
-    monkeypatch.setattr(jobsearch, "WINDOW", 3)
+    monkeypatch.setattr(jobsearch, "MAX_SEARCHED", 3)
     for number in range(5):
         make_job(job_id=f"job-{number}", priority=number)
     assert listed(client, state="waiting", priority="1") == []
@@ -369,7 +384,7 @@ def test_search_covers_a_window_of_newest_jobs_and_the_page_says_so(client, data
 
 @pytest.mark.dialect
 def test_jobs_before_a_time_are_found_despite_many_newer_ones(client, database, monkeypatch):
-    monkeypatch.setattr(jobsearch, "WINDOW", 30)
+    monkeypatch.setattr(jobsearch, "MAX_SEARCHED", 30)
     for number in range(100):
         make_job(job_id=f"job-{number}", created_at=NOW + timedelta(hours=number))
     # One that was enqueued anew keeps its old place.

@@ -10,7 +10,7 @@ from djqueue.core import workers
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.units import to_datetime
-from djqueue.core.workers import SILENT, WorkerInfo
+from djqueue.core.workers import SILENT_AFTER, WorkerInfo
 from djqueue.dashboard import boards, rights
 from djqueue.dashboard.reading import read_cache
 from djqueue.models import CronJob
@@ -90,7 +90,7 @@ def test_longest_queues_are_in_a_chart_and_a_table(client, memory, monkeypatch):
     response = shown(client)
     assert [line.name for line in response.context["worst"]] == ["f", "e", "d", "c", "b"]
     minutes = response.context["minutes"]
-    assert len(minutes) == boards.MINUTES
+    assert len(minutes) == boards.CHART_MINUTES
     assert minutes[-1].waits == [
         (360_000.0, "360.000"),
         (300_000.0, "300.000"),
@@ -124,7 +124,7 @@ def test_late_schedules_are_listed(client, memory):
 def test_silent_workers_are_listed(client, memory, monkeypatch):
     board = boards.read_board()
     heard = WorkerInfo("w1", "host", 7, None, ("emails",), 4, board.at, board.at, 2)
-    quiet = heard._replace(id="w2", seen_at=board.at - SILENT - 1, pid=8)
+    quiet = heard._replace(id="w2", seen_at=board.at - SILENT_AFTER - 1, pid=8)
     monkeypatch.setattr(boards, "read_board", lambda: board._replace(workers=(heard, quiet)))
     response = shown(client)
     assert [one.pid for one in response.context["silent"]] == [8]
@@ -137,7 +137,7 @@ def test_silent_workers_of_hidden_queues_are_neither_listed_nor_counted(
 ):
     board = boards.read_board()
     silent = WorkerInfo(
-        "w1", "host", 7, ("secret",), ("emails",), 4, board.at, board.at - workers.SILENT - 1, 2
+        "w1", "host", 7, ("secret",), ("emails",), 4, board.at, board.at - workers.SILENT_AFTER - 1, 2
     )
     monkeypatch.setattr(boards, "read_board", lambda: board._replace(workers=(silent,)))
     assert health(client)["Silent workers"] == ("1", "bad")

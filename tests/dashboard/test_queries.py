@@ -8,7 +8,7 @@ from djqueue import Queue
 from djqueue.core.metrics import HOUR, MINUTE, NO_TIMES, PARTS, Histogram, RunStats
 from djqueue.core.options import DAY
 from djqueue.dashboard import boards
-from djqueue.dashboard.boards import MINUTES, RECENT
+from djqueue.dashboard.boards import CHART_MINUTES, OPEN_MINUTES
 from djqueue.dashboard.reading import read_cache
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
@@ -67,26 +67,26 @@ def viewer(monkeypatch):
 
 def test_completed_minutes_are_read_once(viewer):
     viewer.look()
-    assert sum(viewer.minutes) == 2 * MINUTES
+    assert sum(viewer.minutes) == 2 * CHART_MINUTES
     viewer.run("a")
     viewer.look()
-    assert sum(viewer.minutes) == 2 * RECENT
+    assert sum(viewer.minutes) == 2 * OPEN_MINUTES
 
 
 def test_read_after_a_minute_adds_only_the_new_minute(viewer):
     viewer.look()
-    for _ in range(MINUTES + 2):
+    for _ in range(CHART_MINUTES + 2):
         viewer.run("b")
         viewer.pass_minutes()
         viewer.look()
-        assert sum(viewer.minutes) == 2 * (RECENT + 1)
+        assert sum(viewer.minutes) == 2 * (OPEN_MINUTES + 1)
 
 
 def test_whole_hour_is_read_after_minutes_without_a_read(viewer):
     viewer.look()
     viewer.pass_minutes(2)
     viewer.look()
-    assert sum(viewer.minutes) == 2 * MINUTES
+    assert sum(viewer.minutes) == 2 * CHART_MINUTES
 
 
 def test_new_and_deleted_queues_are_seen_at_once(viewer):

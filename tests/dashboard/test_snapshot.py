@@ -6,7 +6,7 @@ import pytest
 
 from djqueue.core.deadlines import remaining, within
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.dashboard.reading import FRESH, MAX_ENTRIES, SLOW, ReadCache
+from djqueue.dashboard.reading import FRESH_TIME, MAX_ENTRIES, SLOW_READ, ReadCache
 from djqueue.testing.clock import FakeClock
 from tests.support import PATIENCE, eventually
 
@@ -29,7 +29,7 @@ def join(thread):
 def test_cached_value_is_used_for_one_second(snapshots, clock):
     values = iter("abc")
     assert snapshots.read("k", lambda: next(values)).value == "a"
-    clock.advance(FRESH - 1)
+    clock.advance(FRESH_TIME - 1)
     assert snapshots.read("k", lambda: next(values)).value == "a"
     clock.advance(1)
     cached = snapshots.read("k", lambda: next(values))
@@ -52,7 +52,7 @@ def test_slow_read_is_cached_longer(snapshots, clock):
 
 def test_concurrent_callers_get_the_previous_value_during_a_read(snapshots, clock):
     snapshots.read("k", lambda: "old")
-    clock.advance(FRESH)
+    clock.advance(FRESH_TIME)
     inside, go_on = Event(), Event()
 
     def slow():
@@ -79,9 +79,9 @@ def test_last_value_is_returned_with_the_error_during_an_outage(snapshots, clock
         snapshots.read("k", away)
     at = clock.now()
     snapshots.read("k", lambda: "last")
-    clock.advance(FRESH)
+    clock.advance(FRESH_TIME)
     assert snapshots.read("k", away)[:3] == ("last", at, "no server")
-    clock.advance(FRESH)
+    clock.advance(FRESH_TIME)
     assert snapshots.read("k", lambda: "back").error == ""
 
 
@@ -119,13 +119,13 @@ def test_fifty_concurrent_callers_cause_one_read_per_second(snapshots, clock):
         assert len(reads) == second
         assert len(answers) == 50
         assert set(answers) <= {second - 1, second}
-        clock.advance(FRESH)
+        clock.advance(FRESH_TIME)
 
 
 def test_last_returns_the_cached_value_at_any_age(snapshots, clock):
     assert snapshots.last("k") is None
     snapshots.read("k", lambda: "old")
-    clock.advance(100 * FRESH)
+    clock.advance(100 * FRESH_TIME)
     snapshots.forget()
     assert snapshots.last("k").value == "old"
     snapshots.clear()
@@ -157,7 +157,7 @@ def test_read_beyond_page_deadline_continues_in_the_background(snapshots, clock)
     def slow():
         deadlines.append(remaining(60))
         if len(deadlines) == 1:
-            clock.advance(SLOW)
+            clock.advance(SLOW_READ)
             raise StorageUnavailableError("the time limit has passed")
         return "read"
 
@@ -171,12 +171,12 @@ def test_read_beyond_page_deadline_continues_in_the_background(snapshots, clock)
 
 def test_slow_failed_read_is_repeated_after_one_second(snapshots, clock):
     snapshots.read("k", lambda: "old")
-    clock.advance(FRESH)
+    clock.advance(FRESH_TIME)
 
     def slow():
         clock.advance(1_500)
         raise StorageUnavailableError("no answer")
 
     assert snapshots.read("k", slow).error == "no answer"
-    clock.advance(FRESH)
+    clock.advance(FRESH_TIME)
     assert snapshots.read("k", lambda: "back")[:3] == ("back", clock.now(), "")

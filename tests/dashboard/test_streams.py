@@ -188,7 +188,7 @@ async def test_idle_stream_sends_heartbeats_and_ends_after_its_lifetime(enabled,
 
 @pytest.mark.django_db(transaction=True)
 async def test_stream_over_the_limit_gets_retry_after(root, enabled, monkeypatch):
-    monkeypatch.setattr(streams, "LIMIT", 1)
+    monkeypatch.setattr(streams, "MAX_STREAMS", 1)
     async with aclosing(aiter(streams.EventStream())) as lines:
         await following(lines)
         response = await get(root, reverse(ALL))

@@ -51,7 +51,7 @@ from djqueue.conf import get_settings
 from djqueue.operations.healthchecks import HealthRun
 answer = HealthRun(get_settings().health).report().document()
 """
-SHORT_SILENCE = "from djqueue.core import workers; workers.SILENT = 2_000; answer = None"
+SHORT_SILENCE = "from djqueue.core import workers; workers.SILENT_AFTER = 2_000; answer = None"
 """Lets the checks count a worker as silent after four heartbeats, instead of 15 seconds."""
 COUNT_ACTIVE = "from djqueue.models import Job; answer = Job.objects.filter(state='active').count()"
 

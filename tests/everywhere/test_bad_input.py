@@ -281,7 +281,7 @@ def keyed(request: pytest.FixtureRequest, tables: None) -> Iterable[Storage]:
     made.close()
 
 
-def test_missing_group_is_rejected_when_groups_are_required(keyed: Storage) -> None:
+def test_missing_key_is_rejected_when_keys_are_required(keyed: Storage) -> None:
     assert_refused(lambda: Queue("keyed", storage=keyed).enqueue(), "concurrency_key", "keyed")
     # The whole call of a flow.
     first = Queue(QUEUE, storage=keyed).node(1)

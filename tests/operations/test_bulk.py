@@ -106,10 +106,10 @@ def test_skipped_jobs_are_counted_by_reason(storage, clock, worker):
 def test_deletion_can_be_undone_before_it_begins(storage, clock, worker):
     fail(storage)
     begin(BulkKind.PURGE, clock)
-    clock.advance(bulk.UNDO - 1)
+    clock.advance(bulk.UNDO_TIME - 1)
     assert worker.work() == 0
     assert bulk.abort(ALIAS, row().pk, clock)
-    clock.advance(bulk.UNDO)
+    clock.advance(bulk.UNDO_TIME)
 
     assert worker.work() == 0
     assert (row().state, row().looked_at) == (BulkState.ABORTED, 0)
@@ -120,7 +120,7 @@ def test_deletion_can_be_undone_before_it_begins(storage, clock, worker):
 def test_deletion_that_is_not_undone_is_carried_out(storage, clock, worker):
     fail(storage)
     begin(BulkKind.PURGE, clock)
-    clock.advance(bulk.UNDO)
+    clock.advance(bulk.UNDO_TIME)
 
     worker.work()
 
@@ -145,7 +145,7 @@ def test_bulk_operation_keeps_to_its_rate(storage, clock, worker):
 
 
 def test_large_operation_runs_in_parts_and_aborts_between_them(storage, clock, worker, monkeypatch):
-    monkeypatch.setattr(bulk, "PART", 10)
+    monkeypatch.setattr(bulk, "JOBS_PER_CALL", 10)
     fail(storage, count=35)
     begin(BulkKind.RETRY, clock)
     seen, real = [], storage.jobs.retry
@@ -177,7 +177,7 @@ def test_bulk_operation_is_run_by_one_of_two_processes(storage, clock, worker):
 
 
 def test_operation_of_a_dead_process_is_finished_by_another(storage, clock, worker, monkeypatch):
-    monkeypatch.setattr(bulk, "PART", 2)
+    monkeypatch.setattr(bulk, "JOBS_PER_CALL", 2)
     fail(storage, count=5)
     begin(BulkKind.RETRY, clock)
     monkeypatch.setattr(worker, "_save_progress", lambda *_: pytest.fail("it dies behind the first part"))
@@ -186,7 +186,7 @@ def test_operation_of_a_dead_process_is_finished_by_another(storage, clock, work
     other = Bulk(storage, ALIAS, clock)
     assert other.work() == 0, "it may live"
 
-    clock.advance(bulk.HOLD)
+    clock.advance(bulk.HOLD_TIME)
     other.work()
 
     assert states(storage) == [State.WAITING] * 5
@@ -199,7 +199,7 @@ def test_replaced_process_records_nothing(storage, clock, worker):
     begin(BulkKind.RETRY, clock, rate=1)
     worker.work()
     held = row()
-    clock.advance(bulk.HOLD)
+    clock.advance(bulk.HOLD_TIME)
     Bulk(storage, ALIAS, clock).work()
 
     assert not worker._take(held)
@@ -228,7 +228,7 @@ def test_jobs_of_a_state_are_cancelled_and_deleted(storage, clock, worker):
     assert storage.reads.states("emails", ids) == [State.CANCELLED] * 3
 
     begin(BulkKind.DELETE, clock, state="cancelled")
-    clock.advance(bulk.UNDO)
+    clock.advance(bulk.UNDO_TIME)
     worker.work()
     assert storage.reads.states("emails", ids) == [None] * 3
 
@@ -263,7 +263,7 @@ def delete(clock, *ids, state=""):
 def test_deletion_by_id_waits_until_it_can_no_longer_be_undone(storage, clock, worker):
     ids = [enqueue(storage, queue="emails", id=name) for name in ("a", "b", "c")]
     delete(clock, "a", "b")
-    clock.advance(bulk.UNDO - 1)
+    clock.advance(bulk.UNDO_TIME - 1)
     assert worker.work() == 0
     clock.advance(1)
 
@@ -278,12 +278,12 @@ def test_undone_operation_does_not_run_and_begun_one_cannot_be_undone(storage, c
     begun = delete(clock, "a")
     assert bulk.undo(ALIAS, begun.pk, clock)
     assert not bulk.undo(ALIAS, begun.pk, clock)
-    clock.advance(bulk.UNDO)
+    clock.advance(bulk.UNDO_TIME)
     worker.work()
     assert storage.reads.states("emails", ["a"]) == [State.WAITING]
 
     begun = delete(clock, "a")
-    clock.advance(bulk.UNDO)
+    clock.advance(bulk.UNDO_TIME)
     worker.work()
     assert not bulk.undo(ALIAS, begun.pk, clock)
     assert storage.reads.states("emails", ["a"]) == [None]
@@ -295,7 +295,7 @@ def test_newer_job_with_the_same_id_is_not_changed(storage, clock, worker):
     storage.jobs.remove("emails", ["a"])
     clock.advance(1)
     enqueue(storage, queue="emails", id="a")
-    clock.advance(bulk.UNDO)
+    clock.advance(bulk.UNDO_TIME)
 
     worker.work()
 
@@ -307,7 +307,7 @@ def test_dead_letter_retried_in_the_meantime_is_not_deleted(storage, clock, work
     ids = fail(storage, count=2)
     delete(clock, *ids, state="failed")
     storage.jobs.retry("emails", ids[:1])
-    clock.advance(bulk.UNDO)
+    clock.advance(bulk.UNDO_TIME)
 
     worker.work()
 
@@ -318,7 +318,7 @@ def test_dead_letter_retried_in_the_meantime_is_not_deleted(storage, clock, work
 def test_active_job_is_not_deleted(storage, clock, worker):
     running = an_active_job(storage, queue="emails")
     delete(clock, running.id)
-    clock.advance(bulk.UNDO)
+    clock.advance(bulk.UNDO_TIME)
     storage.renew([lease_of(running)])
 
     worker.work()
@@ -328,14 +328,14 @@ def test_active_job_is_not_deleted(storage, clock, worker):
 
 
 def test_queue_is_cleaned_of_existing_jobs_in_parts(storage, clock, worker, monkeypatch):
-    monkeypatch.setattr(bulk, "PART", 4)
+    monkeypatch.setattr(bulk, "JOBS_PER_CALL", 4)
     fail(storage, count=3)
     for _ in range(10):
         enqueue(storage, queue="emails")
     begin(BulkKind.CLEAN, clock, states=("waiting", "delayed", "blocked"))
     clock.advance(1)
     enqueue(storage, queue="emails", id="late")
-    clock.advance(bulk.UNDO)
+    clock.advance(bulk.UNDO_TIME)
 
     assert worker.work() == 10
 
@@ -348,7 +348,7 @@ def test_queue_is_obliterated_with_jobs_enqueued_before_the_start(storage, clock
     fail(storage, count=2)
     storage.queues.pause("emails")
     begin(BulkKind.OBLITERATE, clock)
-    clock.advance(bulk.UNDO)
+    clock.advance(bulk.UNDO_TIME)
     enqueue(storage, queue="emails")
 
     assert worker.work() == 3
@@ -361,7 +361,7 @@ def test_queue_with_active_jobs_is_not_obliterated(storage, clock, worker):
     running = an_active_job(storage, queue="emails")
     enqueue(storage, queue="emails")
     begin(BulkKind.OBLITERATE, clock)
-    clock.advance(bulk.UNDO)
+    clock.advance(bulk.UNDO_TIME)
     storage.renew([lease_of(running)])
 
     worker.work()
@@ -373,7 +373,7 @@ def test_queue_with_active_jobs_is_not_obliterated(storage, clock, worker):
 def test_new_jobs_survive_a_crash_after_an_obliteration(storage, clock, worker, monkeypatch):
     fail(storage, count=2)
     begin(BulkKind.OBLITERATE, clock)
-    clock.advance(bulk.UNDO)
+    clock.advance(bulk.UNDO_TIME)
     obliterate = storage.queues.obliterate
 
     def die(queue, **how):
@@ -384,7 +384,7 @@ def test_new_jobs_survive_a_crash_after_an_obliteration(storage, clock, worker, 
         patched.setattr(storage.queues, "obliterate", die)
         with pytest.raises(KeyboardInterrupt):
             worker.work()
-    clock.advance(bulk.HOLD)
+    clock.advance(bulk.HOLD_TIME)
     enqueue(storage, queue="emails", id="new")
 
     Bulk(storage, ALIAS, clock).work()
@@ -451,7 +451,7 @@ def test_dead_letters_of_a_tag_are_retried(storage, clock, worker):
 
 @pytest.mark.parametrize("kind", [BulkKind.CANCEL, BulkKind.RETRY])
 def test_preview_of_a_tag_reads_a_limited_number_of_jobs(storage, clock, monkeypatch, kind):
-    monkeypatch.setattr(bulk, "COUNTED", 4)
+    monkeypatch.setattr(bulk, "MAX_PREVIEWED", 4)
     monkeypatch.setattr(bulk._part, "__defaults__", (2,))
     if kind == BulkKind.RETRY:
         fail(storage, "emails", 6)

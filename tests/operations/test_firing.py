@@ -27,7 +27,7 @@ from djqueue.core.job import Batch, Claimed, EnqueueResult, Incident, Outcome
 from djqueue.core.procfs import host_name, start_mark
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
-from djqueue.operations.cronjobs import KEPT
+from djqueue.operations.cronjobs import MIN_RETENTION
 from djqueue.operations.firing import DEAD_TAKEOVER_AFTER, IDS_KNOWN_FOR, TAKEOVER_AFTER, Firing
 from djqueue.storage.base import Storage
 from djqueue.storage.database import DatabaseStorage
@@ -990,7 +990,7 @@ def test_scheduled_job_has_the_options_of_its_job_type(
     for claimed in jobs:
         assert (claimed.options.priority, claimed.options.max_attempts) == (7, 1)
         assert (claimed.options.timeout, claimed.options.result_ttl) == (9_000, 1_000)
-        assert claimed.options.kept == KEPT
+        assert claimed.options.kept == MIN_RETENTION
 
 
 # Rows that do not fire.

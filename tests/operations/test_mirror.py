@@ -220,7 +220,7 @@ def groups_of(queue):
     )
 
 
-def test_group_controls_are_mirrored(storage, mirror):
+def test_controls_of_keys_are_mirrored(storage, mirror):
     f.enqueue(storage, concurrency_key="g")
     mirror.catch_up()
     storage.queues.set_key_limit(f.QUEUE, "g", concurrency=2, rate=Rate(5, 1_000))
@@ -911,8 +911,8 @@ def test_a_backlog_counts_entries_until_they_are_acknowledged(storage, mirror):
 
 
 def test_mirror_thread_waits_while_many_jobs_change(storage, mirror, monkeypatch, clock):
-    monkeypatch.setattr("djqueue.operations.throttle.BUSY", 100)
-    monkeypatch.setattr("djqueue.operations.throttle.SUSPECT", 0)
+    monkeypatch.setattr("djqueue.operations.throttle.BUSY_RATE", 100)
+    monkeypatch.setattr("djqueue.operations.throttle.SUSPECT_COUNT", 0)
     f.enqueue(storage)
     copy_all(mirror)
     added, looks = [0], []
@@ -937,7 +937,7 @@ def test_mirror_thread_waits_while_many_jobs_change(storage, mirror, monkeypatch
 def test_mirror_thread_copies_before_its_maximum_lag_while_many_jobs_change(
     make_storage, make_mirror, monkeypatch, clock
 ):
-    monkeypatch.setattr("djqueue.operations.throttle.SUSPECT", 0)
+    monkeypatch.setattr("djqueue.operations.throttle.SUSPECT_COUNT", 0)
     storage = make_storage(mirror={"MAX_LAG": 3})
     mirror = make_mirror(storage)
     f.enqueue(storage)
@@ -961,7 +961,7 @@ def test_mirror_thread_copies_before_its_maximum_lag_while_many_jobs_change(
 
 
 def test_mirror_thread_stopped_while_waiting_copies_the_rest(storage, mirror, monkeypatch, clock):
-    monkeypatch.setattr("djqueue.operations.throttle.SUSPECT", 0)
+    monkeypatch.setattr("djqueue.operations.throttle.SUSPECT_COUNT", 0)
     f.enqueue(storage)
     copy_all(mirror)
     waiting, looks = threading.Event(), []
@@ -1108,8 +1108,8 @@ def test_changes_of_mirrored_rows_in_one_millisecond_have_different_versions(sto
 def test_waiting_copy_detects_that_a_resync_took_its_lease(
     make_storage, make_mirror, monkeypatch, clock, caplog
 ):
-    monkeypatch.setattr("djqueue.operations.throttle.SUSPECT", 0)
-    monkeypatch.setattr("djqueue.operations.mirror.BATCH", 5)
+    monkeypatch.setattr("djqueue.operations.throttle.SUSPECT_COUNT", 0)
+    monkeypatch.setattr("djqueue.operations.mirror.JOBS_PER_TRANSACTION", 5)
     storage = make_storage(mirror={"MAX_LAG": 3_600})
     mirror = make_mirror(storage)
     f.enqueue(storage)
@@ -1141,7 +1141,7 @@ def test_mirror_thread_prepares_its_connection_when_it_waits_after_an_error(
     storage, mirror, monkeypatch, clock
 ):
     monkeypatch.setattr("djqueue.operations.mirror.FIRST_RETRY", 0.01)
-    monkeypatch.setattr("djqueue.operations.throttle.SUSPECT", 0)
+    monkeypatch.setattr("djqueue.operations.throttle.SUSPECT_COUNT", 0)
     f.enqueue(storage)
     copy_all(mirror)
     looks, levels = [], []

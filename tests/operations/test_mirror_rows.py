@@ -82,7 +82,7 @@ def test_starting_mirror_removes_surplus_rows_of_another(make_storage, make_mirr
 
 def test_large_surplus_of_rows_is_removed_in_steps(bounded, make_mirror, clock, monkeypatch):
     monkeypatch.setattr(mirrortables, "PAGE", 10)
-    monkeypatch.setattr(mirroring, "STEPS", 3)
+    monkeypatch.setattr(mirroring, "STEPS_PER_ROUND", 3)
     f.enqueue_many(bounded, 100)
     f.finish(bounded, *map(f.completing, f.claim(bounded, 100)))
     made = make_mirror(bounded)

@@ -4,11 +4,11 @@ from itertools import pairwise
 
 import pytest
 
-from djqueue.operations.throttle import BUSY, FULL, LOOK_EVERY, SUSPECT, BusyPause
+from djqueue.operations.throttle import BUSY_RATE, FULL_SHARE, LOOK_EVERY, SUSPECT_COUNT, BusyPause
 from djqueue.storage.redis.changes import Backlog
 
 LENGTH, MAX_LAG = 9_000, 10_000
-CALM = BUSY // 10
+CALM = BUSY_RATE // 10
 
 
 class FakeTime:
@@ -46,7 +46,7 @@ def time() -> FakeTime:
 
 @pytest.fixture
 def streams(time: FakeTime) -> Streams:
-    return Streams(time, BUSY * 4)
+    return Streams(time, BUSY_RATE * 4)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_copies_do_not_wait_while_few_jobs_change(pause, time, streams):
 
 def test_copies_do_not_wait_when_a_stream_might_overflow(pause, time, streams):
     begin(pause, time)
-    streams.waiting = int(LENGTH * FULL)
+    streams.waiting = int(LENGTH * FULL_SHARE)
     assert pause._is_waiting()
 
     streams.waiting += 1
@@ -178,10 +178,10 @@ def test_rounds_that_copy_few_jobs_do_not_read_the_backlog(pause, time, streams)
     looks = streams.looks
     for _ in range(10):
         time.at += LOOK_EVERY
-        assert not pause.before_round(SUSPECT - 1)
+        assert not pause.before_round(SUSPECT_COUNT - 1)
     assert streams.looks == looks
 
-    pause.before_round(SUSPECT)
+    pause.before_round(SUSPECT_COUNT)
     assert streams.looks == looks + 1
 
 

@@ -42,7 +42,7 @@ def storage(tables, make_storage):
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
     """A Redis that a busy machine suspends is not taken for one that is down."""
-    monkeypatch.setattr(outbox_table, "PATIENCE", PATIENCE)
+    monkeypatch.setattr(outbox_table, "REPLY_TIMEOUT", PATIENCE)
 
 
 @pytest.fixture
@@ -292,7 +292,7 @@ def test_enqueue_without_outbox_fails_while_redis_is_down(storage, others, away)
 
 
 def test_outbox_job_runs_after_redis_returns(storage, emails, relay, away, caplog, monkeypatch):
-    monkeypatch.setattr(outbox_table, "REST", 600_000)
+    monkeypatch.setattr(outbox_table, "RETRY_AFTER", 600_000)
     first = emails.enqueue("first")
     with monkeypatch.context() as patch:
         patch.setattr(storage._hasty, "run", pytest.fail)  # Redis is not asked again.
@@ -311,7 +311,7 @@ def test_outbox_job_runs_after_redis_returns(storage, emails, relay, away, caplo
 
 
 def test_redis_is_tried_again_after_a_pause(storage, emails, monkeypatch, away):
-    monkeypatch.setattr(outbox_table, "REST", 50)
+    monkeypatch.setattr(outbox_table, "RETRY_AFTER", 50)
     emails.enqueue(1)
     away()
 
@@ -321,7 +321,7 @@ def test_redis_is_tried_again_after_a_pause(storage, emails, monkeypatch, away):
 def test_job_sent_to_a_frozen_redis_is_enqueued_once(
     make_storage, storage, emails, relay, redis_server, monkeypatch
 ):
-    monkeypatch.setattr(outbox_table, "PATIENCE", 1.0)
+    monkeypatch.setattr(outbox_table, "REPLY_TIMEOUT", 1.0)
     impatient = Queue("emails", storage=make_storage(policies=read_settings({"QUEUES": QUEUES}).queues))
     # It is connected when Redis, not the table, has seen the job twice.
     eventually(lambda: impatient.enqueue("before", id="before").status == "duplicate")

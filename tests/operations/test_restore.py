@@ -163,7 +163,7 @@ def test_a_paused_queue_stays_paused_and_a_limited_one_limited(storage, mirror, 
     assert len(f.claim(storage, 5)) == 1
 
 
-def test_group_controls_are_restored(storage, mirror, lose):
+def test_controls_of_keys_are_restored(storage, mirror, lose):
     said = {
         "g": KeyLimit(2, rate=Rate(1, HOUR)),
         "heavy": KeyLimit(weight=3),

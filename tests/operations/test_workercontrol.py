@@ -102,7 +102,7 @@ def test_unknown_stopping_or_silent_worker_is_an_error(storage, monkeypatch):
     storage.workers.register(worker("w1", state="stopping"))
     with pytest.raises(CommandError, match="is already stopping"):
         run("--stop", "w1")
-    monkeypatch.setattr(workers, "PATIENCE", 1)
+    monkeypatch.setattr(workers, "MIN_DUMP_TIMEOUT", 1)
     with pytest.raises(CommandError, match="did not answer in time"):
         run("--dump", "w1")
 

@@ -11,7 +11,7 @@ import pytest
 from djqueue import Queue, Snooze, Worker
 from djqueue.core.job import ClaimRequest
 from djqueue.core.policies import Rate
-from djqueue.runtime import claiming
+from djqueue.runtime import claiming, probation
 from djqueue.runtime.wakeevent import WakeEvent
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
@@ -321,7 +321,7 @@ async def test_failed_attempts_count_for_max_jobs_and_released_jobs_do_not(stora
 
 
 async def test_worker_claims_no_other_job_until_its_stalled_job_ends(clocked, monkeypatch):
-    monkeypatch.setattr(claiming, "ALONE", (3_600.0,))
+    monkeypatch.setattr(probation, "CLAIM_PAUSES", (3_600.0,))
     storage, queue = clocked
     stalled = lost_jobs(storage, queue, 1)
     others = [queue.enqueue(name=HANDLER).id for _ in range(3)]
@@ -451,7 +451,7 @@ async def test_two_stalled_jobs_never_share_a_probation(clocked, monkeypatch):
     stalled = set(lost_jobs(storage, queue, 10))
     for _ in range(50):
         queue.enqueue(name=HANDLER)
-    monkeypatch.setattr(claiming, "ALONE", (0.001,))
+    monkeypatch.setattr(probation, "CLAIM_PAUSES", (0.001,))
     running, met, others = set(), [], []
 
     async def handler(job):
@@ -498,7 +498,7 @@ async def test_first_stalled_job_after_other_jobs_has_a_full_probation(clocked, 
 
 
 async def test_jobs_claimed_by_a_parallel_round_trip_beside_a_stalled_job_are_released(monkeypatch):
-    monkeypatch.setattr(claiming, "ALONE", (3_600.0,))
+    monkeypatch.setattr(probation, "CLAIM_PAUSES", (3_600.0,))
     clock = FakeClock()
     storage = DistantStorage(clock=clock)
     queue = Queue("work", storage=storage)

@@ -1,10 +1,12 @@
 """The job context of a handler, and its isolation from other handlers."""
 
 import asyncio
+import decimal
 import gc
 import threading
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 import pytest
 
@@ -92,6 +94,30 @@ async def test_context_variables_are_not_shared_between_handlers(storage, queue,
 
     assert {queue.get_result(job_id) for job_id in ids} == {"of the caller"}
     assert flavour.get() == "of the caller"
+
+
+@pytest.mark.parametrize("style", ["sync", "async", "batch"])
+async def test_decimal_context_is_not_shared_between_handlers(storage, queue, style):
+    def synchronous(job):
+        before = str(Decimal(1) / 3)
+        decimal.getcontext().prec = 3
+        return before
+
+    async def asynchronous(job):
+        return synchronous(job)
+
+    @job(name=HANDLER, batch={"size": 2, "wait": 0})
+    def of_a_batch(jobs):
+        return [synchronous(job) for job in jobs[:1]] * len(jobs)
+
+    handler = {"sync": synchronous, "async": asynchronous, "batch": of_a_batch}[style]
+    payload = {"args": [], "kwargs": {}}
+    with decimal.localcontext(prec=7):
+        ids = [result.id for result in queue.enqueue_many([payload] * 6, name=HANDLER)]
+        await work_off(storage, handler, concurrency=2)
+        assert decimal.getcontext().prec == 7
+
+    assert {queue.get_result(job_id) for job_id in ids} == {"0.3333333"}
 
 
 async def test_current_job_is_available_in_tasks_and_threads_with_the_context(storage, queue):

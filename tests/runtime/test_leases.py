@@ -181,7 +181,7 @@ async def test_worker_is_listed_while_it_runs(storage, queue):
 
 
 async def test_heartbeat_continues_after_a_storage_outage(caplog, monkeypatch):
-    monkeypatch.setattr("djqueue.runtime.events.PATIENCE", 0)
+    monkeypatch.setattr("djqueue.runtime.events.OUTAGE_LOG_DELAY", 0)
     storage = FailingStorage(default_policy=QueuePolicy(lease=60_000))
     queue = Queue("work", storage=storage)
     done = asyncio.Event()

@@ -4,7 +4,7 @@ import pytest
 
 from djqueue import Queue, Worker
 from djqueue.core.workers import WorkerInfo
-from djqueue.runtime.maintenance import AGAIN, EVERY, UnhandledWatch
+from djqueue.runtime.maintenance import UNHANDLED_CHECK_INTERVAL, UNHANDLED_LOG_INTERVAL, UnhandledWatch
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 from tests.runtime.running import working
@@ -35,7 +35,7 @@ def test_unhandled_job_name_is_logged_once_with_advice(watched, clock, caplog):
     queue.enqueue_many([1, 2], name="shop.new")
     queue.enqueue(1, name="handler")
     for _ in range(3):
-        clock.advance(EVERY)
+        clock.advance(UNHANDLED_CHECK_INTERVAL)
         watch.look()
     [line] = messages(caplog)
     assert line.startswith(
@@ -44,7 +44,7 @@ def test_unhandled_job_name_is_logged_once_with_advice(watched, clock, caplog):
     assert "Deploy the code" in line
 
     queue.enqueue(1, name="shop.newer")
-    clock.advance(EVERY)
+    clock.advance(UNHANDLED_CHECK_INTERVAL)
     watch.look()
     assert len(messages(caplog)) == 2
 
@@ -52,7 +52,7 @@ def test_unhandled_job_name_is_logged_once_with_advice(watched, clock, caplog):
 def test_unhandled_jobs_are_checked_every_ten_seconds_and_not_at_worker_start(watched, clock, caplog):
     storage, watch = watched
     Queue("emails", storage=storage).enqueue(1, name="shop.new")
-    clock.advance(EVERY - 1)
+    clock.advance(UNHANDLED_CHECK_INTERVAL - 1)
     watch.look()
     assert messages(caplog) == []
     clock.advance(1)
@@ -66,18 +66,18 @@ def test_unhandled_jobs_are_checked_every_ten_seconds_and_not_at_worker_start(wa
 def test_unhandled_job_name_is_logged_again_after_an_hour(watched, clock, caplog):
     storage, watch = watched
     Queue("emails", storage=storage).enqueue(1, name="shop.new")
-    clock.advance(EVERY)
+    clock.advance(UNHANDLED_CHECK_INTERVAL)
     watch.look()
-    clock.advance(AGAIN - 1)
+    clock.advance(UNHANDLED_LOG_INTERVAL - 1)
     watch.look()
     assert len(messages(caplog)) == 1
-    clock.advance(EVERY)
+    clock.advance(UNHANDLED_CHECK_INTERVAL)
     watch.look()
     assert len(messages(caplog)) == 2
 
 
 async def test_running_worker_logs_unhandled_jobs(storage, queue, caplog, monkeypatch):
-    monkeypatch.setattr("djqueue.runtime.maintenance.EVERY", 0)
+    monkeypatch.setattr("djqueue.runtime.maintenance.UNHANDLED_CHECK_INTERVAL", 0)
     queue.enqueue(1, name="shop.new")
     async with working(storage, lambda job: None):
         await aeventually(lambda: any("named shop.new are waiting" in line for line in messages(caplog)))

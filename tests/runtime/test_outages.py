@@ -20,7 +20,7 @@ def storage() -> FailingStorage:
 
 
 async def test_results_are_kept_until_the_storage_is_available_again(storage, queue, caplog, monkeypatch):
-    monkeypatch.setattr("djqueue.runtime.events.PATIENCE", 0)
+    monkeypatch.setattr("djqueue.runtime.events.OUTAGE_LOG_DELAY", 0)
     done = asyncio.Event()
 
     async def handler(job):

@@ -201,7 +201,7 @@ async def test_task_that_does_not_stop_is_abandoned(storage, queue):
 
 
 def test_event_loop_of_the_worker_ends_although_a_task_does_not(storage, queue, monkeypatch):
-    monkeypatch.setattr("djqueue.runtime.loops.PATIENCE", 0.05)
+    monkeypatch.setattr("djqueue.runtime.loops.LEFTOVER_GRACE", 0.05)
     let_go = []
 
     async def handler(job):
@@ -222,7 +222,7 @@ def test_event_loop_of_the_worker_ends_although_a_task_does_not(storage, queue, 
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
         return asyncio.all_tasks()
 
-    leftovers = run_loop(main())
+    leftovers = run_loop(main(), pytest.fail)
 
     assert [task for task in leftovers if not task.done()]
     let_go.append(True)

@@ -68,6 +68,25 @@ def test_final_exit_code_of_a_child_ends_the_supervisor(supervise, child, expect
     assert output == ""
 
 
+@pytest.mark.parametrize("code", [exits.FINISHED, exits.MISUSED, exits.RECYCLED, exits.REFUSED, exits.CONFIG])
+def test_child_that_ends_without_reporting_it_has_crashed_whatever_its_exit_code(supervise, code):
+    ended, starts, output = supervise(
+        f"""
+        supervisor.BACKOFF = 0.01, 0.04
+
+        def run(ready):
+            ready()
+            if number() < 3:
+                os._exit({code})
+            return 0
+        """
+    )
+
+    assert (ended, starts) == (0, 3)
+    how = f"exit code {code}, without being asked to" if code == exits.FINISHED else f"exit code {code}"
+    assert output.count(f"(one) ended ({how}); restarting it in") == 2
+
+
 def test_child_that_was_ready_is_restarted_with_short_backoff(supervise):
     code, starts, output = supervise(
         """

@@ -1,6 +1,7 @@
 """The stored form of an exception."""
 
-from djqueue.runtime.tracebacks import MAX_MESSAGE, MAX_TRACEBACK, job_error
+from djqueue.core.logs import MAX_TRACEBACK
+from djqueue.runtime.tracebacks import MAX_MESSAGE, job_error
 from tests.runtime.running import record, work_off
 
 

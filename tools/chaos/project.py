@@ -193,7 +193,7 @@ def leader(folder: Path) -> int | None:
     else:
         connection = sqlite3.connect(folder / database["NAME"], timeout=20)
     with closing(connection):
-        query = "SELECT pid FROM djqueue_scheduler_lease WHERE name = 'leader'"
+        query = "SELECT pid FROM djqueue_leader_lease WHERE name = 'leader'"
         row = connection.execute(query).fetchone()
     return None if row is None else int(row[0])
 

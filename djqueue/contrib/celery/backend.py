@@ -1,7 +1,6 @@
 """The Celery result backend `djqueue`: results are values in the storage, and waiters get its events."""
 
 import json
-import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -20,17 +19,18 @@ from kombu.utils.functional import retry_over_time
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageError, StorageUnavailableError
+from djqueue.core.logs import Log
 from djqueue.core.units import milliseconds
 from djqueue.storage.base import Unsubscribe
 
 from .storages import Location, location, storage_at
 from .values import REMOVED_AT_ONCE, RESULT, RESULTS, Values
 
-logger = logging.getLogger("djqueue.celery")
+logger = Log("djqueue.celery")
 
 CLEANING = 10_000
 """Milliseconds between two removals of expired results by a process that stores results."""
-LOOK = 5_000
+READ_INTERVAL = 5_000
 """Milliseconds after which waiters read their results although no event has arrived."""
 BODY_CLAIM = 60_000
 """Milliseconds after which a part of a chord that is delivered again may call the body, if the process that
@@ -106,7 +106,7 @@ class ResultConsumer(BaseResultConsumer):
         changed = self._take(timeout)
         now = SYSTEM_CLOCK.monotonic()
         if not changed:
-            if now - self._looked_at < LOOK:
+            if now - self._looked_at < READ_INTERVAL:
                 raise TimeoutError
             self._looked_at = now
             with self._lock:

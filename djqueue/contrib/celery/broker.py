@@ -1,6 +1,5 @@
 """The claims, leases and maintenance of one storage, shared by all transports of a process."""
 
-import logging
 import os
 import socket
 import threading
@@ -12,6 +11,7 @@ from djqueue._version import __version__
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Batch, Claimed, ClaimRequest, Claims, JobFailure, Lease, Outcome
+from djqueue.core.logs import Log
 from djqueue.core.options import MAX_INTEGER, JobOptions
 from djqueue.core.states import State
 from djqueue.core.workers import WorkerInfo
@@ -21,9 +21,9 @@ from djqueue.storage.base import Storage
 from .routing import Routing
 from .values import MESSAGE
 
-logger = logging.getLogger("djqueue.celery")
+logger = Log("djqueue.celery")
 
-ROUND = 1.0
+MAINTENANCE_INTERVAL = 1.0
 """Seconds between two rounds of maintenance."""
 CLEANING = 5_000
 """Milliseconds between two searches for expired queues."""
@@ -147,7 +147,9 @@ class Broker:
             self._consumers.add(consumer)
             if self._maintenance is not None:
                 return
-            self._maintenance = Periodic("djqueue-celery", lambda: ROUND, self._round, self.storage.resign)
+            self._maintenance = Periodic(
+                "djqueue-celery", lambda: MAINTENANCE_INTERVAL, self._round, self.storage.resign
+            )
             self._maintenance.start()
 
     def leave(self, consumer: Consumer) -> None:
@@ -156,7 +158,7 @@ class Broker:
             self._consumers.discard(consumer)
             ended = None if self._consumers else self._end()
         if ended is not None:
-            ended.join(ROUND)
+            ended.join(MAINTENANCE_INTERVAL)
             self._unregister()
 
     def _end_if_idle(self) -> bool:

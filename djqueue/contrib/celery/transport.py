@@ -5,7 +5,6 @@ job is active while the message is unacknowledged, under a lease that the `Broke
 """
 
 import itertools
-import logging
 import os
 import threading
 from collections import deque
@@ -21,6 +20,7 @@ from djqueue._version import __version__
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError, StorageUnavailableError
 from djqueue.core.job import Claimed
+from djqueue.core.logs import Log
 from djqueue.core.options import MAX_INTEGER, MAX_NAME, JobOptions
 from djqueue.storage.base import Unsubscribe
 
@@ -29,13 +29,13 @@ from .routing import Binding
 from .storages import location, storage_at
 from .values import JSON, SHORTEST_RETENTION
 
-logger = logging.getLogger("djqueue.celery")
+logger = Log("djqueue.celery")
 
 CLAIMED_AT_ONCE = 16
 """Maximum of messages that one call claims."""
-POLL = 5_000
+POLL_INTERVAL = 5_000
 """Milliseconds after which queues are looked at without a wake-up: some wake-ups may be lost."""
-LOOK = 1.0
+CHECK_INTERVAL = 1.0
 """Seconds between two checks in an event loop whether it is time to look."""
 AUTO_DELETE = 60_000
 """Milliseconds without a consumer after which an `auto_delete` queue expires, unless it says when."""
@@ -297,7 +297,7 @@ class MessageChannel(virtual.Channel):
             self._is_woken = True
             raise
         self._is_woken |= len(claims.jobs) == slots
-        self._look_at = now + POLL if claims.wait is None else now + min(claims.wait, POLL)
+        self._look_at = now + POLL_INTERVAL if claims.wait is None else now + min(claims.wait, POLL_INTERVAL)
         raws = [(job.queue, self._receive(job)) for job in claims.jobs]
         done = [raw["properties"]["delivery_tag"] for queue, raw in raws if queue in self._no_ack]
         if done:
@@ -463,7 +463,7 @@ class Transport(virtual.Transport):
         if self._waker is not None:
             self._waker.close()
         self._waker = Waker(loop, self._on_woken)
-        loop.call_repeatedly(LOOK, self._look)
+        loop.call_repeatedly(CHECK_INTERVAL, self._look)
         self.wake()
 
     def _look(self) -> None:

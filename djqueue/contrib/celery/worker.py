@@ -7,7 +7,6 @@ at their time limits, or because they were terminated.
 """
 
 import ctypes
-import logging
 import os
 import socket
 import threading
@@ -40,13 +39,14 @@ from kombu.utils.json import loads
 
 from djqueue.core.errors import ConfigurationError, Snooze, UnrecoverableError
 from djqueue.core.executors import INLINE
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.runtime.runs import JobContext, run_of
 from djqueue.storage.base import Storage
 
 from .values import MESSAGE
 
-logger = logging.getLogger("djqueue.celery")
+logger = Log("djqueue.celery")
 
 COMMANDS = (
     "ping",
@@ -61,11 +61,11 @@ COMMANDS = (
     "terminate",
 )
 """Commands that need nothing of Celery's own worker; others are answered with an error."""
-ROUND = 1.0
+CONTROL_INTERVAL = 1.0
 """Seconds within which the control thread notices that it should end."""
-RETRY = 5.0
+RETRY_INTERVAL = 5.0
 """Seconds before the next attempt if the broker is unavailable."""
-LOST = "The worker was lost before the task ended; set acks_late to have such a task run again."
+LOST_WORKER = "The worker was lost before the task ended; set acks_late to have such a task run again."
 
 
 class InvalidMessageError(UnrecoverableError):
@@ -163,8 +163,8 @@ class CeleryTasks:
         if job.stalls and not request.task.acks_late:
             if self._has_succeeded(request):
                 return  # Only the report of the outcome was lost.
-            request.on_failure(_info_of(WorkerLostError(LOST)))
-            raise TaskFailedError(f"{request.name}: {LOST}")
+            request.on_failure(_info_of(WorkerLostError(LOST_WORKER)))
+            raise TaskFailedError(f"{request.name}: {LOST_WORKER}")
         try:
             self._run(request)
         finally:
@@ -379,9 +379,11 @@ class ControlThread:
                 self._listen()
             except Exception as error:
                 logger.warning(
-                    "Celery's remote control is unavailable, retrying in %g s: %s", RETRY, in_one_line(error)
+                    "Celery's remote control is unavailable, retrying in %g s: %s",
+                    RETRY_INTERVAL,
+                    in_one_line(error),
                 )
-                self._stop.wait(RETRY)
+                self._stop.wait(RETRY_INTERVAL)
 
     def _listen(self) -> None:
         with self._app.connection_for_read() as connection:
@@ -390,7 +392,7 @@ class ControlThread:
             try:
                 while not self._stop.is_set():
                     try:
-                        connection.drain_events(timeout=ROUND)
+                        connection.drain_events(timeout=CONTROL_INTERVAL)
                     except TimeoutError:
                         continue
             finally:

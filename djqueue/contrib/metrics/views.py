@@ -1,6 +1,5 @@
 """The URLs for Prometheus and for autoscalers. They need a bearer token, unless they are public."""
 
-import logging
 import os
 from collections.abc import Callable
 from functools import wraps
@@ -14,8 +13,9 @@ from djqueue.client import get_storage
 from djqueue.conf import TOKEN_FORM, get_settings, is_token
 from djqueue.contrib.metrics.scaling import read_scaling
 from djqueue.core.errors import ConfigurationError, StorageError
+from djqueue.core.logs import Log
 
-logger = logging.getLogger("djqueue.metrics")
+logger = Log("djqueue.metrics")
 
 TOKEN_VARIABLE = "DJQUEUE_MONITORING_TOKEN"  # noqa: S105 - a name
 """Environment variable with the token, if the settings have none."""

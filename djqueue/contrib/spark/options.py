@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from djqueue.core.errors import OptionError
 from djqueue.core.messages import shown
-from djqueue.core.options import PARSERS, EnqueueOptions, check_text, parse_options
+from djqueue.core.options import DURATIONS, PARSERS, EnqueueOptions, check_text, parse_options
 from djqueue.core.policies import KEY_MODES
 from djqueue.core.states import TERMINAL, State
 from djqueue.core.suggest import nearest
@@ -46,7 +46,6 @@ UNAVAILABLE = {
 """Why a job option can't be set, by its normalized name."""
 DEPENDS_ON = "depends_on"
 """Parsed separately, because ids refer to the row's queue."""
-DURATIONS = frozenset({"delay", "timeout", "ttl", "unique_ttl", "result_ttl", "retention"})
 NOT_PER_JOB = frozenset({"queue", "content_type", "durable", "enqueue_on_commit"})
 """Job options that a write does not take.
 

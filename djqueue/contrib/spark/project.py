@@ -10,7 +10,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from .options import DURATIONS, ENQUEUE, PER_JOB, camel, key_of, text_of_list
+from djqueue.core.options import DURATIONS
+
+from .options import ENQUEUE, PER_JOB, camel, key_of, text_of_list
 
 if TYPE_CHECKING:
     from djqueue.conf import Settings

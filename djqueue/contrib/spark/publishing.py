@@ -10,7 +10,7 @@ from zlib import crc32
 from djqueue.core.errors import OptionError, StorageError
 from djqueue.storage.base import Storage
 from djqueue.storage.staging import (
-    SILENCE,
+    TAKEOVER_AFTER,
     ChunkMissingError,
     Counts,
     Manifest,
@@ -26,7 +26,7 @@ from .reporting import WriteReporter
 from .rows import Chunk
 from .throttling import StorageRetry, WriteThrottle
 
-TOUCH_EVERY = SILENCE / 1_000 / 10
+TOUCH_EVERY = TAKEOVER_AFTER / 1_000 / 10
 """Seconds between two signs of life of a driver that publishes."""
 
 
@@ -101,7 +101,7 @@ class DriverPublisher:
             )
             error.add_note(
                 f"The write may be committed all the same: then a worker's sweep publishes it after "
-                f"{SILENCE // 1_000} s. Run it again after a few minutes, {remedy}."
+                f"{TAKEOVER_AFTER // 1_000} s. Run it again after a few minutes, {remedy}."
             )
             raise
         return state
@@ -150,7 +150,7 @@ class DriverPublisher:
         except StorageError as error:
             note = (
                 "The write is committed: once the storage is available again, a worker's sweep publishes the "
-                f"rest, after {SILENCE // 1_000} s."
+                f"rest, after {TAKEOVER_AFTER // 1_000} s."
             )
             if plan.lifetime is not None:
                 note += " But if none of its jobs is published yet, Spark withdraws it now: run it again."

@@ -89,7 +89,7 @@ JOBS = Table(
         Column("priority", "int", "higher runs first"),
         Column("attempts", "int", "attempts started"),
         Column("failures", "int", "attempts that failed"),
-        Column("stalls", "int", "attempts lost with their worker"),
+        Column("stalls", "int", "attempts that stalled: their lease expired"),
         Column("enqueued_at", "timestamp", "when it was enqueued"),
         Column("run_at", "timestamp", "the earliest start; after a retry, that of the next attempt"),
         Column("started_at", "timestamp", "when its last attempt started"),

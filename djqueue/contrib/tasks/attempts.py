@@ -1,6 +1,5 @@
 """One attempt of a task, in a worker: its context and its signals."""
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import iscoroutinefunction
@@ -12,6 +11,7 @@ from django.dispatch import Signal
 from djqueue.client.storages import get_storage
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import JobRecord
+from djqueue.core.logs import Log
 from djqueue.runtime.outcomes import after_error
 from djqueue.runtime.runs import JobContext, Stop, current_job, run_of
 from djqueue.runtime.tracebacks import job_error
@@ -30,7 +30,7 @@ from .compat import (
 )
 from .results import EarlierAttempts, alias_in, as_time, bound_task, enqueued_at, now
 
-logger = logging.getLogger("djqueue.worker")
+logger = Log("djqueue.worker")
 
 UNKNOWN_WORKER = "unknown"
 """Stands for the workers of earlier attempts in a process that cannot read the storage."""

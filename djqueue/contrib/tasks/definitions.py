@@ -81,7 +81,7 @@ class DjqueueTask(AnyTask):
     max_attempts: int | NotGiven = _option()
     """Maximum number of attempts, including the first."""
     max_stalls: int | NotGiven = _option()
-    """Maximum number of attempts that may end with their worker."""
+    """Maximum number of stalled attempts."""
     backoff: Any = _option()
     """Wait before the next attempt, as for `@job`."""
     timeout: Any = _option()

@@ -4,15 +4,22 @@ from collections.abc import Callable, Container, Sequence
 from typing import TypeVar
 
 from ..enginejob import EngineJob, ItemStream
-from ..errors import OptionError
-from ..job import DEAD_LETTER_REASONS, Emission, Event, Lease, Outcome, ProgressReport, Renewal
+from ..job import (
+    DEAD_LETTER_REASONS,
+    Emission,
+    Event,
+    Lease,
+    Outcome,
+    ProgressReport,
+    Renewal,
+    check_outcomes,
+)
 from .changes import PendingChanges
 from .context import EngineContext
 from .queue import JobQueue
 from .settlement import Settlement
 
 R = TypeVar("R", ProgressReport, Emission)
-OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
 
 class AttemptReports:
@@ -24,9 +31,7 @@ class AttemptReports:
 
     def finish(self, outcomes: Sequence[Outcome]) -> list[bool]:
         """End attempts: see `Engine.finish`; return whether each token held."""
-        for outcome in outcomes:
-            if outcome.kind not in OUTCOMES:
-                raise OptionError(f"unknown outcome {outcome.kind!r}")
+        check_outcomes(outcomes)
         changes = PendingChanges(self._context.clock.now())
         accepted = [self._finish_one(outcome, changes) for outcome in outcomes]
         follows = changes.events or changes.ended or changes.woken

@@ -40,8 +40,7 @@ class Enqueuer:
     def _check(self, batches: Sequence[Batch]) -> None:
         context = self._context
         for batch in batches:
-            if batch.ids is not None and len(batch.ids) != len(batch.payloads):
-                raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
+            batch.check_ids()
             if batch.queue in context.policies or context.default_policy is not DEFAULT_POLICY:
                 context.policy(batch.queue).check_batch(batch)
         for name, job_id in outside(batches):

@@ -8,6 +8,7 @@ from ..enginejob import EngineJob
 from ..explain import MAX_BEFORE, SHOWN, BlockingJob, Dependency, Explanation, Facts, decide
 from ..flow import MAX_FLOW_JOBS, FlowGraph, FlowNode, JobLink, explore, link, walked
 from ..job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
+from ..messages import gettext_noop as _
 from ..metrics import Bucket, assemble, since_beginning, span_of
 from ..options import JobKey
 from ..overview import (
@@ -17,6 +18,7 @@ from ..overview import (
     KeysOverview,
     Overview,
     QueueOverview,
+    storage_lines,
     workers_line,
 )
 from ..pages import (
@@ -329,9 +331,8 @@ class EngineReads:
         queues = self.overview().queues
         jobs = sum(sum(queue.counts.values()) for queue in queues)
         return [
-            DiagnosticLine("storage.where", "Storage", "Location", where),
-            DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(queues):,}"),
-            DiagnosticLine("storage.jobs", "Storage", "Jobs", f"{jobs:,}"),
+            *storage_lines(where, len(queues)),
+            DiagnosticLine("storage.jobs", _("Storage"), _("Jobs"), f"{jobs:,}"),
             workers_line(len(self._workers.all())),
         ]
 

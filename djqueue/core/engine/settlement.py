@@ -1,6 +1,5 @@
 """Settlement of an operation after its locks are released: wake-ups, events, incidents, dependencies."""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -9,6 +8,7 @@ from threading import Lock
 
 from ..enginejob import EngineJob
 from ..job import Event, Incident, JobFailure
+from ..logs import Log
 from ..options import JobKey
 from ..states import LIVE, State
 from .changes import PendingChanges
@@ -18,7 +18,7 @@ from .shard import EventHandler, Shard
 
 Wake = Callable[[], None]
 Unsubscribe = Callable[[], None]
-logger = logging.getLogger("djqueue.engine")
+logger = Log("djqueue.engine")
 
 
 class Settlement:

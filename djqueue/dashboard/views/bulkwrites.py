@@ -42,7 +42,7 @@ MIN_SAMPLE = 50
 """Minimum jobs examined per queue and state."""
 JOB_COUNTS_FRESH = 5_000
 """Milliseconds before the counts are read again."""
-AHEAD = (State.BLOCKED, State.DELAYED, State.WAITING)
+PENDING_IN_ORDER = (State.BLOCKED, State.DELAYED, State.WAITING)
 """Pending states in the order in which jobs pass them, so that a job that moves on is still found."""
 ENQUEUE = "enqueue"
 """The operation of a write that enqueues jobs."""
@@ -167,7 +167,7 @@ class BulkWriteJobs(NamedTuple):
 
     @property
     def pending(self) -> int:
-        return sum(self.counts.get(state, 0) for state in AHEAD)
+        return sum(self.counts.get(state, 0) for state in PENDING_IN_ORDER)
 
 
 class BulkWriteAction(NamedTuple):
@@ -182,7 +182,7 @@ class BulkWriteAction(NamedTuple):
     nothing: Any
 
 
-assert set(AHEAD) == set(PENDING)
+assert set(PENDING_IN_ORDER) == set(PENDING)
 
 
 def read_page(request: HttpRequest, after: str) -> BulkWritePage:
@@ -239,20 +239,20 @@ def job_progress(request: HttpRequest, report: BulkWriteReport) -> BulkWriteJobs
     counts = read_cache.read(
         key, lambda: _count(storage, report.tag, buckets, limit), fresh=JOB_COUNTS_FRESH
     ).value
-    may_be_pending = any(line.count(state) for line in lines for state in AHEAD)
+    may_be_pending = any(line.count(state) for line in lines for state in PENDING_IN_ORDER)
     return BulkWriteJobs(counts, capped, may_be_pending, any(line.count(State.FAILED) for line in lines))
 
 
 def selection_of(kind: str, report: BulkWriteReport) -> bulk.Selection:
     """Return the jobs of a write to cancel or to retry."""
-    states = tuple(state.value for state in AHEAD) if kind == BulkKind.CANCEL else ()
+    states = tuple(state.value for state in PENDING_IN_ORDER) if kind == BulkKind.CANCEL else ()
     return bulk.Selection(report.queues, states=states, tag=report.tag)
 
 
 def preview_action(request: HttpRequest, kind: str, report: BulkWriteReport) -> bulk.Preview:
     """Count jobs that the operation would change, in the queues that may have such jobs first."""
     chosen = selection_of(kind, report)
-    states = AHEAD if kind == BulkKind.CANCEL else (State.FAILED,)
+    states = PENDING_IN_ORDER if kind == BulkKind.CANCEL else (State.FAILED,)
     lines = boards.board(request).value.lines
     likely = {line.name for line in lines if any(line.count(state) for state in states)}
     queues = tuple(sorted(report.queues, key=lambda name: name not in likely))
@@ -351,7 +351,7 @@ def _count(storage: Storage, tag: str, buckets: list[tuple[str, State]], limit: 
 def _count_tagged(storage: Storage, tag: str, queue: str, state: State, limit: int) -> int:
     tagged, cursor, left = 0, None, limit
     while left > 0:
-        page = storage.reads.cursor_page(queue, state, min(left, bulk.PART), cursor)
+        page = storage.reads.cursor_page(queue, state, min(left, bulk.JOBS_PER_CALL), cursor)
         tagged += sum(tag in record.options.tags for record in page.jobs)
         left -= len(page.jobs)
         cursor = page.next

@@ -1,7 +1,7 @@
 """Dead letters: grouped by error, listed, retried, deleted and exported."""
 
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -92,7 +92,8 @@ def dead_letters(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         query, problem = {}, str(error)
     cached = read_dead_letters(request, queue)
     sample = cached.value
-    matching = list(sample.matching(read_filter(**query)))  # type: ignore[arg-type]
+    # With an invalid filter nothing matches, so that no button acts on all dead letters.
+    matching = [] if problem else list(sample.matching(read_filter(**query)))  # type: ignore[arg-type]
     after = request.GET.get("after", "")
     shown, older = page_of(matching, after)
     here = {**query, "queue": queue}
@@ -114,7 +115,13 @@ def dead_letters(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "days": [sample.at - (DAYS - 1 - day) * DAY for day in range(DAYS)],
     }
     return site.render(
-        request, "dead_letters.html", _("Dead letters"), context, tab="dead_letters", read=cached
+        request,
+        "dead_letters.html",
+        _("Dead letters"),
+        context,
+        tab="dead_letters",
+        read=cached,
+        status=400 if problem else 200,
     )
 
 
@@ -246,15 +253,19 @@ def _group(key: str, members: Sequence[DeadLetterRecord], at: int) -> FailureGro
 
 
 def _read_all(names: Sequence[str], at: int) -> DeadLetterSample:
+    everything: Any = read_filter()
+    unread = deque(find_dead_letters(get_storage(), name, everything) for name in names)
     collected: list[DeadLetterRecord] = []
     capped = False
-    everything: Any = read_filter()
-    for name in names:
-        for dead_letter in find_dead_letters(get_storage(), name, everything):
-            if len(collected) == MAX_EXAMINED:
-                capped = True
-                break
+    while unread and not capped:
+        # In turns, so that a queue with many hides no error of another one.
+        queue = unread.popleft()
+        if (dead_letter := next(queue, None)) is None:
+            continue
+        capped = len(collected) == MAX_EXAMINED
+        if not capped:
             collected.append(dead_letter)
+            unread.append(queue)
     collected.sort(key=lambda dead_letter: (-dead_letter.entered_at, dead_letter.queue, dead_letter.id))
     return DeadLetterSample(tuple(collected), at, capped)
 

@@ -44,7 +44,11 @@ VERSION_PARTS = """\
 SELECT id, outcome FROM djqueue_payload_version
 WHERE queue = %s AND (job_id = %s OR (copy_id = %s AND copy_id <> '')) ORDER BY id DESC LIMIT %s"""
 UPDATE, RETRY, COPY = "update", "retry", "copy"
-TAKES = {UPDATE: (rights.EDIT,), RETRY: (rights.EDIT, rights.RETRY), COPY: (rights.EDIT, rights.ENQUEUE)}
+REQUIRED_PERMISSIONS = {
+    UPDATE: (rights.EDIT,),
+    RETRY: (rights.EDIT, rights.RETRY),
+    COPY: (rights.EDIT, rights.ENQUEUE),
+}
 """Uses of edited arguments, with the required permissions. They update a pending job, retry a failed job, and
 enqueue a new job for any other finished job."""
 FIELD_LABELS: dict[str, Any] = {
@@ -83,7 +87,7 @@ class EditForm(forms.Form):
 
     seal = forms.CharField(widget=forms.HiddenInput, max_length=160)
     new_id = forms.CharField(widget=forms.HiddenInput, max_length=600)
-    how = forms.ChoiceField(widget=forms.HiddenInput, choices=[(one, one) for one in TAKES])
+    how = forms.ChoiceField(widget=forms.HiddenInput, choices=[(one, one) for one in REQUIRED_PERMISSIONS])
 
     def __init__(self, record: JobRecord, found: Editable, data: Any = None) -> None:
         texts = {name: draft.text for name, draft in found.drafts.items()}
@@ -94,7 +98,7 @@ class EditForm(forms.Form):
             rows = min(30, max(3, draft.text.count("\n") + 2))
             self.fields[name] = forms.CharField(
                 label=FIELD_LABELS[name],
-                max_length=jsontext.LONGEST,
+                max_length=jsontext.MAX_LENGTH,
                 strip=False,
                 widget=forms.Textarea(attrs={"rows": rows, "spellcheck": "false", "class": "djq-mono"}),
             )
@@ -175,7 +179,7 @@ def refusal(request: HttpRequest, state: State) -> str:
     how = way(state)
     if how is None:
         return _("Arguments of an active job can't be changed.")
-    if all(rights.may(request, right) for right in TAKES[how]):
+    if all(rights.may(request, right) for right in REQUIRED_PERMISSIONS[how]):
         return ""
     if how == RETRY:
         return _("Retrying a failed job with other arguments requires permission to retry jobs.")

@@ -13,7 +13,7 @@ from djqueue.client import registry
 from djqueue.core.errors import DjqueueError
 from djqueue.dashboard import audit, rights
 from djqueue.dashboard.forms import ArgumentsField, check_arguments
-from djqueue.dashboard.jsontext import LONGEST
+from djqueue.dashboard.jsontext import MAX_LENGTH
 from djqueue.dashboard.site import DashboardSite, Pages
 
 pages = Pages()
@@ -28,14 +28,14 @@ class EnqueueForm(forms.Form):
         label=gettext_lazy("Positional arguments"),
         initial="[]",
         help_text=gettext_lazy("A JSON list."),
-        widget=forms.Textarea(attrs={"rows": 3, "maxlength": LONGEST}),
+        widget=forms.Textarea(attrs={"rows": 3, "maxlength": MAX_LENGTH}),
     )
     kwargs = ArgumentsField(
         kind=dict,
         label=gettext_lazy("Keyword arguments"),
         initial="{}",
         help_text=gettext_lazy("A JSON object."),
-        widget=forms.Textarea(attrs={"rows": 3, "maxlength": LONGEST}),
+        widget=forms.Textarea(attrs={"rows": 3, "maxlength": MAX_LENGTH}),
     )
     queue = forms.CharField(
         label=gettext_lazy("Queue"), required=False, help_text=gettext_lazy("Empty: the job's default.")

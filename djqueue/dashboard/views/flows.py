@@ -24,13 +24,13 @@ MAX_LISTED = 20
 """Maximum workflows in the list."""
 MAX_JOBS_READ = 200
 """Maximum jobs read of each workflow, in the list and on a job's page."""
-EACH = 50
+MAX_SEARCHED = 50
 """Newest jobs of each queue and state that are searched for workflows."""
 QUEUES = 20
 """Maximum queues searched: those with most such jobs."""
 WORKFLOWS_FRESH = 3_000
 """Milliseconds before the list is read again."""
-NEAR = 50
+MAX_NEIGHBORS = 50
 """Maximum dependencies and dependents named on a job's page."""
 KINDS: dict[str, tuple[State, ...]] = {
     "live": (State.BLOCKED, State.ACTIVE, State.WAITING, State.DELAYED),
@@ -141,10 +141,10 @@ def around(request: HttpRequest, queue: str, job_id: str) -> Around | None:
     return Around(
         len(graph.nodes),
         graph.cut,
-        before[:NEAR],
-        after[:NEAR],
-        max(0, len(before) - NEAR),
-        max(0, len(after) - NEAR),
+        before[:MAX_NEIGHBORS],
+        after[:MAX_NEIGHBORS],
+        max(0, len(before) - MAX_NEIGHBORS),
+        max(0, len(after) - MAX_NEIGHBORS),
     )
 
 
@@ -183,7 +183,7 @@ def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "kinds": [(one, label, site.url("flows", state=one)) for one, label in LABELS.items()],
         "term": term,
         "found": named,
-        "each": EACH,
+        "each": MAX_SEARCHED,
         "most": MAX_LISTED,
     }
     return site.render(request, "flows.html", _("Workflows"), context, tab="flows", read=cached)
@@ -235,7 +235,9 @@ def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) ->
 def _graphs(wanted: Sequence[tuple[State, str]]) -> list[FlowGraph]:
     """Return the workflows of the newest jobs of these states and queues."""
     storage = get_storage()
-    records = [one for state, name in wanted for one in storage.reads.cursor_page(name, state, EACH).jobs]
+    records = [
+        one for state, name in wanted for one in storage.reads.cursor_page(name, state, MAX_SEARCHED).jobs
+    ]
     records = [one for one in records if one.options.depends_on or one.options.dependents]
     records.sort(key=lambda one: -one.created_at)
     graphs: list[FlowGraph] = []

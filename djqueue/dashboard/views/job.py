@@ -16,35 +16,30 @@ from djqueue.core import states
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import SerializationError
 from djqueue.core.job import JobRecord
-from djqueue.core.options import MAX_INTEGER
+from djqueue.core.options import DURATIONS, MAX_INTEGER
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import actions, audit, charts, reading, redaction, rendering, rights, subjects
 from djqueue.dashboard.forms import DateTimeInput, TimeField
-from djqueue.dashboard.reading import FRESH
+from djqueue.dashboard.reading import FRESH_TIME
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.views import editing, flows
 from djqueue.models import BulkKind, PayloadVersion
 from djqueue.storage.actions import CANCEL, PROMOTE, REMOVE, RETRY, Action
 
 pages = Pages()
-LINES = 200
+MAX_LINES = 200
 """Maximum log lines shown, newest first."""
 STEPS = {
+    **rendering.OUTCOMES,
     "enqueued": gettext_lazy("enqueued"),
     "started": gettext_lazy("started"),
-    "released": gettext_lazy("released"),
-    "retried": gettext_lazy("failed, retried"),
-    "stalled": gettext_lazy("stalled (lease expired)"),
     "completed": gettext_lazy("completed"),
-    "failed": gettext_lazy("failed"),
-    "cancelled": gettext_lazy("cancelled"),
     "requeued": gettext_lazy("requeued"),
 }
-BAD = frozenset({"retried", "stalled", "failed"})
-LENGTHS = ("timeout", "ttl", "unique_ttl", "result_ttl", "retention", "delay")
-"""Options that are durations in milliseconds."""
-ELSEWHERE = frozenset({"headers", "subject", "rejected"})
+"""Labels of events of the timeline."""
+BAD_EVENTS = frozenset({"retried", "stalled", "failed"})
+SHOWN_ELSEWHERE = frozenset({"headers", "subject", "rejected"})
 """Options that the page shows elsewhere; the last one as the error of a dead letter."""
 OFFERS: tuple[tuple[Action, Any, str], ...] = (
     (RETRY, gettext_lazy("Retry"), "main"),
@@ -262,8 +257,8 @@ def _render(
         "steps": _steps(info),
         "life": _life(info),
         "runs": list(reversed(record.all_attempts())),
-        "lines": record.logs[: -LINES - 1 : -1],
-        "lines_cut": max(0, len(record.logs) - LINES),
+        "lines": record.logs[: -MAX_LINES - 1 : -1],
+        "lines_cut": max(0, len(record.logs) - MAX_LINES),
         "payload": payload,
         "result": result,
         "revealed": revealed,
@@ -292,7 +287,9 @@ def _limit(request: HttpRequest, record: JobRecord) -> None:
     if record.options.subject is not None:
         reading.expire_at(request, now)  # the project may change the object
     if record.state in PENDING:
-        reading.expire_at(request, now + FRESH)  # rates and concurrency keys let the job start as time passes
+        reading.expire_at(
+            request, now + FRESH_TIME
+        )  # rates and concurrency keys let the job start as time passes
     elif record.finished_at and ttl is not None:
         reading.expire_at(request, max(now, record.finished_at + ttl))
 
@@ -307,9 +304,9 @@ def _why(request: HttpRequest, record: JobRecord) -> rendering.ShownExplanation 
 
 def _options(record: JobRecord) -> dict[str, Any]:
     """Return the options that the page shows, lengths of time with their units."""
-    options = {name: value for name, value in record.options.as_dict().items() if name not in ELSEWHERE}
+    options = {name: value for name, value in record.options.as_dict().items() if name not in SHOWN_ELSEWHERE}
     options.update(
-        {name: rendering.exact_duration(options[name]) for name in LENGTHS if options.get(name) is not None}
+        {name: rendering.exact_duration(options[name]) for name in DURATIONS if options.get(name) is not None}
     )
     if rule := options.get("backoff"):
         lengths = {name: rendering.exact_duration(rule[name]) for name in ("base", "cap") if name in rule}
@@ -330,7 +327,7 @@ def _steps(info: JobInfo) -> list[TimelineStep]:
         note = moment.worker if moment.event == "started" else ""
         if moment.error is not None:
             note = rendering.failure_line(moment.error)
-        level = "bad" if moment.event in BAD else "ok"
+        level = "bad" if moment.event in BAD_EVENTS else "ok"
         after = at - steps[-1].at if steps else None
         steps.append(TimelineStep(str(STEPS.get(moment.event, moment.event)), at, after, level, note))
     return steps

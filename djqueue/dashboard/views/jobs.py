@@ -152,11 +152,12 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     usable = [name for name, field in form.fields.items() if not field.disabled]
     query = {name: request.GET[name] for name in usable if request.GET.get(name)}
     at = request.GET.get("at", "")
-    listed = (
-        _dead_letters(request, wanted.queue, error, at)
-        if error
-        else _listed(request, board, wanted, has_rows, at)
-    )
+    if form.errors:
+        listed = Listed(())  # jobs that an invalid filter was to leave out would look like matches
+    elif error:
+        listed = _dead_letters(request, wanted.queue, error, at)
+    else:
+        listed = _listed(request, board, wanted, has_rows, at)
     if listed.window == BUSY and is_partial(request):
         return HttpResponse(status=204)  # the open page stays as it is
     word = ANY if state is None else state.value
@@ -178,7 +179,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "names": registry.names(),
         "menus": menus(request, site),
         "bulk_actions": _selected_actions(request, site, listed.jobs),
-        "matching_actions": _matching_actions(request, site, wanted, listed.jobs),
+        "matching_actions": _matching_actions(request, site, wanted, error, listed.jobs),
     }
     status = 400 if form.errors else 429 if listed.window == BUSY else 200
     return site.render(request, "jobs.html", _("Jobs"), context, tab="jobs", read=cached, status=status)
@@ -428,21 +429,27 @@ def _tabs(
 
 
 def _matching_actions(
-    request: HttpRequest, site: DashboardSite, wanted: JobFilter, shown: Sequence[JobRecord]
+    request: HttpRequest, site: DashboardSite, wanted: JobFilter, error: str, shown: Sequence[JobRecord]
 ) -> list[tuple[Any, str]]:
-    """Return the actions on all matching jobs, with URLs, if queue, state and name are the only filters."""
+    """Return the actions on all matching jobs, with URLs; none if other filters are set.
+
+    Jobs of one error are chosen as dead letters: the other actions know no error.
+    """
     state = wanted.state
     if state is None or not shown or wanted != JobFilter(queue=wanted.queue, state=state, name=wanted.name):
         return []
-    here = {"queue": wanted.queue, "name": wanted.name}
+    here = {"queue": wanted.queue, "name": wanted.name, "fingerprint": error}
     links = [
         (one.label, site.url(one.page, **here, state=state.value))
         for one in BULK_ACTIONS
-        if state in one.action.states and site.may_open(request, one.page)
+        if not error and state in one.action.states and site.may_open(request, one.page)
     ]
     if state in RETRY.states and site.may_open(request, "dead_letters_preview"):
         url = site.url("dead_letters_preview", **here, kind=BulkKind.RETRY)
         links.insert(0, (_("Retry all matching…"), url))
+        if error:
+            url = site.url("dead_letters_preview", **here, kind=BulkKind.PURGE)
+            links.append((_("Delete all matching…"), url))
     return links
 
 

@@ -6,7 +6,6 @@ Rollups include jobs that the storage has removed.
 import csv
 import io
 import json
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
@@ -19,6 +18,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
+from djqueue.core.logs import Log
 from djqueue.core.metrics import BOUNDS, Bucket
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import boards, charts, rights
@@ -28,7 +28,7 @@ from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.storage import sparktables
 
-logger = logging.getLogger("djqueue.dashboard")
+logger = Log("djqueue.dashboard")
 pages = Pages()
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
 HOUR = 3_600_000

@@ -86,7 +86,7 @@ def undo(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
 @pages.act("undo_clean", "operations/<int:pk>/undo-clean/", rights.CLEAR)
 def undo_clean(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """Undo deleting jobs of a queue that has not started."""
-    return _undo(request, site, "undo_clean", pk, bulk.WHOLE)
+    return _undo(request, site, "undo_clean", pk, bulk.QUEUE_KINDS)
 
 
 def _abort(request: HttpRequest, site: DashboardSite, page: str, pk: int) -> HttpResponse:

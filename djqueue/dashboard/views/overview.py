@@ -25,7 +25,7 @@ WORST = 5
 """Maximum queues charted, and maximum errors, schedules and workers listed."""
 AGES = 10_000
 """Milliseconds for which the chart may show the same ages of waiting jobs."""
-SELDOM = 15_000
+SLOW_READ_TTL = 15_000
 """Milliseconds before slow reads are repeated: the storage's diagnostics and the groups of errors."""
 
 
@@ -143,7 +143,9 @@ def _storage(request: HttpRequest, site: DashboardSite) -> Fact:
     """Return whether the storage answers."""
     url = site.url("storage") if site.may_open(request, "storage") else ""
     try:
-        cached = read_cache.read("diagnostics", lambda: get_storage().reads.diagnostics(), fresh=SELDOM)
+        cached = read_cache.read(
+            "diagnostics", lambda: get_storage().reads.diagnostics(), fresh=SLOW_READ_TTL
+        )
     except StorageError:
         return Fact(_("Storage"), _("unreachable"), url, "bad")
     if cached.error:
@@ -160,7 +162,7 @@ def _groups(request: HttpRequest, board: boards.Board) -> list[deadletters.Failu
     """Return the errors with most dead letters."""
     if not board.total(State.FAILED):
         return []
-    sample = deadletters.read_dead_letters(request, fresh=SELDOM).value
+    sample = deadletters.read_dead_letters(request, fresh=SLOW_READ_TTL).value
     return deadletters.grouped(sample.dead_letters, sample.at)[:WORST]
 
 

@@ -3,7 +3,6 @@
 Cron expressions are described in plain language.
 """
 
-import logging
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -22,6 +21,7 @@ from djqueue.client.sending import enqueue
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import DjqueueError, OptionError
 from djqueue.core.job import JobRecord
+from djqueue.core.logs import Log
 from djqueue.core.states import LIVE, State
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import audit, boards, reading, rendering, rights, tables
@@ -34,7 +34,7 @@ from djqueue.operations.cronjobs import batch_of, job_id, next_runs, options_of
 from djqueue.schedules import Schedule
 from djqueue.schedules.expressions import LAST_DAY, LAST_WORKDAY, Fields, fields_of
 
-logger = logging.getLogger("djqueue.cron")
+logger = Log("djqueue.cron")
 pages = Pages()
 MAX_LISTED = 500
 """Maximum schedules in the list."""

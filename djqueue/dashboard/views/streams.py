@@ -6,7 +6,6 @@ connections open cheaply offer streams.
 """
 
 import asyncio
-import logging
 import signal
 import threading
 from collections.abc import AsyncIterator
@@ -19,14 +18,15 @@ from django.utils.translation import gettext as _
 
 from djqueue.conf import get_settings
 from djqueue.core.errors import DjqueueError
+from djqueue.core.logs import Log
 from djqueue.dashboard import boards, rights
 from djqueue.dashboard.outages import watchdog
-from djqueue.dashboard.reading import FRESH, read_cache
+from djqueue.dashboard.reading import FRESH_TIME, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 
-logger = logging.getLogger("djqueue.dashboard")
+logger = Log("djqueue.dashboard")
 pages = Pages()
-LIMIT = 200
+MAX_STREAMS = 200
 """Maximum open streams of one process."""
 HEARTBEAT = 15.0
 """Seconds after which an idle stream sends a comment."""
@@ -77,7 +77,7 @@ class Watcher:
     @property
     def has_room(self) -> bool:
         """Whether another stream can be opened."""
-        return len(self._subscribers) < LIMIT
+        return len(self._subscribers) < MAX_STREAMS
 
     @property
     def subscribers(self) -> int:
@@ -113,7 +113,7 @@ class Watcher:
         try:
             seen: dict[str, object] = {}
             while self._is_wanted():
-                self._idle.wait(FRESH / 1_000)
+                self._idle.wait(FRESH_TIME / 1_000)
                 is_closing = is_shutting_down()
                 now = queue_states()
                 for subscriber in self._all():
@@ -182,7 +182,7 @@ def queue_states() -> dict[str, object]:
     states: dict[str, object] = {}
     for line in board.lines:
         # A new minute moves the charts.
-        recent = line.buckets[-boards.RECENT :]
+        recent = line.buckets[-boards.OPEN_MINUTES :]
         states[line.name] = (line.row._replace(tokens=None), recent, line.workers, cached.error)
     silent = {worker.id for worker in board.workers if board.is_silent(worker)}
     states[""] = (list(states.items()), {worker.id for worker in board.workers}, silent, cached.error)

@@ -2,7 +2,6 @@
 
 import getpass
 import json
-import logging
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from django.core.management.base import CommandError
 from django.db import Error
 
 from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.states import State
 from djqueue.core.suggest import nearest
@@ -21,7 +21,7 @@ from djqueue.management.arguments import HelpFormatter
 from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 
-logger = logging.getLogger("djqueue.audit")
+logger = Log("djqueue.audit")
 
 PROGRESS_EVERY = 2_000
 """Milliseconds between two lines about progress."""

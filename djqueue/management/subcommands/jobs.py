@@ -26,7 +26,7 @@ from djqueue.storage.base import Storage
 
 from .base import Options, Output, Subcommands, add_confirmation, add_ids, located, note, used_queue
 
-EXAMINED = 10_000
+MAX_EXAMINED = 10_000
 """Jobs of a queue and state that are examined for a name or tag."""
 PAGE = 200
 """Jobs read at a time."""
@@ -263,9 +263,9 @@ def _matching(storage: Storage, queue: str, wanted: State, options: Options) -> 
 
 
 def _newest(storage: Storage, queue: str, wanted: State, size: int) -> Iterator[JobRecord]:
-    """Yield the newest jobs of a state, up to `EXAMINED`."""
+    """Yield the newest jobs of a state, up to `MAX_EXAMINED`."""
     cursor, examined = None, 0
-    while examined < EXAMINED:
+    while examined < MAX_EXAMINED:
         page = storage.reads.cursor_page(queue, wanted, min(size, PAGE), cursor)
         yield from page.jobs
         examined += len(page.jobs)

@@ -197,7 +197,7 @@ def upgrade(options: Options, output: Output) -> None:
         output.document({**document, "written": None})
         return
     if database is not None:
-        former.check_stopped(database)
+        database.read(former.check_stopped)
     dropped = " Completed and cancelled jobs will be deleted." if options["drop_finished"] else ""
     output.confirm(f"Upgrade database {alias!r}?{dropped}", assume_yes=options["no_input"])
     if migration is not None:

@@ -17,7 +17,7 @@ from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.core.suggest import nearest
 from djqueue.core.units import to_datetime
 from djqueue.management.arguments import count, duration, state
-from djqueue.operations.bulk import COUNTED, PART
+from djqueue.operations.bulk import JOBS_PER_CALL, MAX_PREVIEWED
 from djqueue.runtime.exits import MISUSED
 
 from .base import Options, Output, Subcommands, add_confirmation, note, used_queue
@@ -272,14 +272,14 @@ def _matching(queue: Queue, states: set[State], older_than: float) -> tuple[int,
     matching = examined = 0
     for one in sorted(states):
         cursor = None
-        while examined < COUNTED:
-            page = reads.cursor_page(queue.name, one, PART, cursor, newest_first=False)
+        while examined < MAX_PREVIEWED:
+            page = reads.cursor_page(queue.name, one, JOBS_PER_CALL, cursor, newest_first=False)
             old = sum(_since(record) <= before for record in page.jobs)
             matching, examined, cursor = matching + old, examined + len(page.jobs), page.next
             # Jobs that ended are in the order of their ends, roughly: a page of newer ones is the last.
             if cursor is None or (one in TERMINAL and not old):
                 break
-    return matching, examined >= COUNTED
+    return matching, examined >= MAX_PREVIEWED
 
 
 def _since(record: JobRecord) -> int:

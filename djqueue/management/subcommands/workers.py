@@ -72,7 +72,7 @@ def workers(options: Options, output: Output) -> None:
 NO_WORKERS = "No live workers."
 LOOK_EVERY = 0.1
 """Seconds between checks for a dump."""
-PATIENCE = 10_000
+MIN_DUMP_TIMEOUT = 10_000
 """Minimum milliseconds to wait for a dump; at least two heartbeats."""
 
 
@@ -143,7 +143,7 @@ def control(storage: Storage, command: str, worker_id: str) -> str:
     interval = max((info.heartbeat for info in storage.workers.all() if info.id == worker_id), default=0)
     return _waited(
         lambda: (dump := storage.workers.dump(worker_id)) and dump != before and dump.text,
-        max(PATIENCE, 2 * interval),
+        max(MIN_DUMP_TIMEOUT, 2 * interval),
         f"worker {worker_id!r} did not answer in time",
     )
 

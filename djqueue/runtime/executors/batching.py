@@ -12,7 +12,8 @@ from djqueue.core.errors import UnrecoverableError
 from djqueue.runtime.handlers import Handler, call_arguments
 from djqueue.runtime.runs import CURRENT, JobContext, Run, Stop
 
-from .tasks import TaskExecutor
+from .execution import isolate_context
+from .tasks import TaskExecutor, is_discarded
 from .threads import ThreadExecutor
 
 
@@ -33,7 +34,8 @@ class BatchCall:
     def end(self, results: Sequence[Any]) -> None:
         """Give each member its result, or its exception."""
         for future, result in zip(self.members.values(), results, strict=True):
-            future.set_result(_raised(result) if isinstance(result, BaseException) else result)
+            is_error = issubclass(type(result), BaseException)  # `isinstance` may run code of the result.
+            future.set_result(_raised(result) if is_error else result)
 
     def is_unwanted(self) -> bool:
         """Return whether all members have been asked to stop."""
@@ -132,13 +134,14 @@ class Batcher:
     async def _run(self, call: BatchCall) -> None:
         # A batch has no single current job.
         CURRENT.set(None)
+        isolate_context()
         jobs = [run.context for run in call.members]
         try:
             value = await self._call(jobs)
             results = spread(value, [job.id for job in jobs])
-        except GeneratorExit:
-            raise
         except BaseException as error:
+            if is_discarded(error):
+                raise
             call.end([error] * len(jobs))
         else:
             call.end(results)

@@ -10,19 +10,38 @@ from django.db import connections
 
 IDLE = 60.0
 """Seconds after which an unused database thread of async jobs ends."""
-RECENT = 1.0
+RECHECK_AFTER = 1.0
 """Seconds after a check during which connections are not checked again."""
+
+
+class OpenTransactionError(Exception):
+    """A job has left a transaction open."""
 
 
 def clean_connections() -> None:
     """Do for a job what Django does around a request, on the thread that runs the job.
 
     This is `reset_queries` and `close_old_connections` in one pass, because looking up every connection
-    twice takes longer than a short job.
+    twice takes longer than a short job. Django would leave a connection with an open `atomic` block alone, so
+    that the next job would write into a transaction that is never committed.
+
+    Raises:
+        OpenTransactionError: A transaction was open, and has been rolled back.
     """
+    left = []
     for connection in connections.all(initialized_only=True):
         connection.queries_log.clear()
-        connection.close_if_unusable_or_obsolete()
+        if connection.in_atomic_block:
+            left.append(connection.alias)
+            connection.close()
+            # It remembers the block, and would refuse to connect again.
+            del connections[connection.alias]
+        else:
+            connection.close_if_unusable_or_obsolete()
+    if left:
+        raise OpenTransactionError(
+            f"a transaction of {', '.join(map(repr, left))} was still open, and has been rolled back"
+        )
 
 
 def close_connections() -> None:
@@ -109,7 +128,7 @@ class ThreadBinding:
 
     def _begin(self) -> None:
         """Check connections before the current job's first use of the thread."""
-        if self in self._used and self._loop.time() - self.idle_since > RECENT:
+        if self in self._used and self._loop.time() - self.idle_since > RECHECK_AFTER:
             # Connections may have become too old since the last job. If this fails, the job's own query
             # fails too, and reports the reason.
             self.executor.submit(clean_connections)

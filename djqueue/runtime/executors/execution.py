@@ -1,5 +1,6 @@
 """The steps around every handler call: decode the payload, apply the middleware, determine the outcome."""
 
+import decimal
 from asyncio import AbstractEventLoop, CancelledError
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +29,8 @@ class Execution:
         self._encoders: dict[str, Callable[[Any], bytes]] = {}
 
     def begin(self, run: Run) -> Outcome | None:
-        """Decode the run's payload; return an outcome if that is impossible."""
+        """Decode the run's payload, in the context of its job; return an outcome if that is impossible."""
+        isolate_context()
         claimed = run.claimed
         content_type = claimed.options.content_type
         decoder = self._decoders.get(content_type) or self._decoder(content_type)
@@ -85,8 +87,13 @@ class Execution:
         return encoder
 
 
+def isolate_context() -> None:
+    """Give the current context a decimal context of its own: a copied context shares the original's."""
+    decimal.setcontext(decimal.getcontext().copy())
+
+
 def call_on_loop(
-    loop: AbstractEventLoop, events: RunEvents, purpose: str, function: Callable[..., None], *args: Any
+    loop: AbstractEventLoop, events: RunEvents, purpose: str, function: Callable[..., object], *args: Any
 ) -> None:
     """Call a function on a worker's loop soon; log the purpose as ignored if the worker has ended."""
     try:

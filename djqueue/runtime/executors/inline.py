@@ -19,6 +19,7 @@ from djqueue.runtime.events import RunEvents
 from djqueue.runtime.handlers import Handler, Style
 from djqueue.runtime.outcomes import release
 from djqueue.runtime.runs import Run, Stop
+from djqueue.runtime.tracebacks import message_of
 
 from .batching import Batcher
 from .connections import DatabaseThreads
@@ -174,8 +175,8 @@ def _as_coroutine_function(
 def _resolve(future: "asyncio.Future[Any]", error: Any, result: Any) -> None:
     if error is None:
         future.set_result(result)
-    elif isinstance(error, BaseException) and not isinstance(error, StopIteration):
+    elif issubclass(type(error), BaseException) and not issubclass(type(error), StopIteration):
         future.set_exception(error)
     else:
         # A future does not accept StopIteration.
-        future.set_exception(CallbackError(str(error)))
+        future.set_exception(CallbackError(message_of(error)))

@@ -85,10 +85,9 @@ class TaskExecutor:
             if outcome is None:
                 binding = None if threads is None else threads.take()
                 outcome = self._execution.completed(run, await run.handler.call(run))
-        except GeneratorExit:
-            # The loop discards the task, and nothing waits for its outcome.
-            raise
         except BaseException as error:
+            if is_discarded(error):
+                raise
             # A handler's SystemExit or KeyboardInterrupt ends its job, not the worker.
             outcome = self._execution.failed(run, error)
         if binding is not None and threads is not None:
@@ -121,3 +120,9 @@ class TaskExecutor:
             await threads.clean(binding, interrupted=interrupted)
         except (Exception, asyncio.CancelledError) as error:
             self._events.cleanup_failed(run, error)
+
+
+def is_discarded(error: BaseException) -> bool:
+    """Return whether the current task is discarded, which raises GeneratorExit: nothing waits for its end."""
+    # A handler may raise GeneratorExit, too, while its loop runs the task.
+    return type(error) is GeneratorExit and asyncio._get_running_loop() is None

@@ -25,6 +25,7 @@ class ThreadPool:
         *,
         on_wake: Callable[[], None] | None = None,
         on_exit: Callable[[], None] | None = None,
+        on_starved: Callable[[Exception], None] | None = None,
     ) -> None:
         self._limit = limit
         self._name = name
@@ -32,6 +33,8 @@ class ThreadPool:
         """Called on a thread that was idle, before its next call."""
         self._on_exit = on_exit
         """Called on a thread at its end."""
+        self._on_starved = on_starved
+        """Called if the system has no further thread at the moment. Calls may wait until `wake` is called."""
         self._calls: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._lock = Lock()
         self._idle: list[Lock] = []
@@ -45,7 +48,7 @@ class ThreadPool:
         """Call `function(argument)`, which must not raise, on a thread."""
         self._calls.append((function, argument))
         if not self._waking:
-            self._wake_one()
+            self.wake()
 
     def close(self) -> None:
         """End the threads: idle ones now, the others after their calls."""
@@ -55,7 +58,8 @@ class ThreadPool:
         for gate in idle:
             gate.release()
 
-    def _wake_one(self) -> None:
+    def wake(self) -> None:
+        """Wake or start a thread if calls wait that no thread is about to take."""
         with self._lock:
             if self._waking or not self._calls:
                 return
@@ -70,7 +74,15 @@ class ThreadPool:
             self._threads += 1
             number = self._threads
         # Daemon threads, because a thread may be stuck in a handler when the process should end.
-        Thread(target=self._serve, name=f"{self._name}-{number}", daemon=True).start()
+        thread = Thread(target=self._serve, name=f"{self._name}-{number}", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            with self._lock:
+                self._waking = False
+                self._threads -= 1
+            if self._on_starved is not None:
+                self._on_starved(error)
 
     def _serve(self) -> None:
         gate = Lock()
@@ -93,7 +105,7 @@ class ThreadPool:
             except IndexError:
                 return True
             if calls and not self._waking:
-                self._wake_one()
+                self.wake()
             function(argument)
 
     def _wait(self, gate: Lock) -> bool:

@@ -17,6 +17,8 @@ from .connections import clean_connections, close_connections
 from .execution import Execution, call_on_loop
 from .threadpool import ThreadPool
 
+RETRY = 1.0
+"""Seconds until another try to start a thread, after the system had none."""
 Adopt = Callable[[Run, Awaitable[Any]], None]
 """Continues a run whose handler has returned an awaitable."""
 
@@ -39,6 +41,7 @@ class ThreadExecutor:
         self._adopt = adopt
         # The thread of a caller, and its connections, remain the caller's.
         self._cleans = has_django() and pool is None
+        self._loop = context.loop
         # Handlers see the context of the worker's caller; their own changes stay in their copy.
         self._context: Context = copy_context()
         self._pool = pool or ThreadPool(
@@ -46,6 +49,7 @@ class ThreadExecutor:
             "djqueue-job",
             on_wake=self._clean if self._cleans else None,
             on_exit=close_connections if self._cleans else None,
+            on_starved=self._wake_later,
         )
         self._run_one = self._run_in_context if pool is None else self._run
 
@@ -73,6 +77,11 @@ class ThreadExecutor:
     def close(self) -> None:
         """End the threads, each after its current call."""
         self._pool.close()
+
+    def _wake_later(self, error: Exception) -> None:
+        self._events.no_thread(error, RETRY)
+        purpose = "a job that waits for a thread"
+        call_on_loop(self._loop, self._events, purpose, self._loop.call_later, RETRY, self._pool.wake)
 
     def _run_in_context(self, run: Run) -> None:
         self._context.copy().run(self._run, run)
@@ -139,8 +148,10 @@ class CallerThread:
         if self._calls:
             await asyncio.wait(self._calls)
 
-    def close(self) -> None:
+    def wake(self) -> None:
         """Do nothing: the thread belongs to the caller."""
+
+    close = wake
 
 
 def _resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:
@@ -148,8 +159,8 @@ def _resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | N
         return
     if error is None:
         future.set_result(value)
-    elif isinstance(error, StopIteration):
+    elif issubclass(type(error), StopIteration):
         # A future does not accept StopIteration.
-        future.set_exception(RuntimeError(f"the handler raised {error!r}"))
+        future.set_exception(RuntimeError("the handler raised StopIteration"))
     else:
         future.set_exception(error)

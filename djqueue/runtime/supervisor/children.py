@@ -1,7 +1,6 @@
 """Child processes of the supervisor, forked from its image, which has no open connections."""
 
 import gc
-import logging
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ from typing import NamedTuple, NoReturn
 from django.db import connections
 
 from djqueue.core import procfs
+from djqueue.core.logs import Log
 
 from ..exits import (
     FAILED,
@@ -32,7 +32,10 @@ from ..serving import interrupt
 LOOK_FOR_PARENT = 0.5
 """Seconds between checks for the parent, on systems that do not end a child with it."""
 
-logger = logging.getLogger("djqueue.supervisor")
+READY, ENDING = b"r\0", b"e"
+"""Messages of a child: it is ready; it ends as planned, with the exit code in the next byte."""
+
+logger = Log("djqueue.supervisor")
 
 
 class ProcessRole(NamedTuple):
@@ -59,13 +62,17 @@ class ChildProcess:
     def __init__(self, role: ProcessRole, close: tuple[int, ...]) -> None:
         self.role = role
         self.is_ready = False
+        self.planned_code: int | None = None
+        """Exit code that the child has reported before its end. Without a report, its end is a crash, even
+        with the same code: any code of a handler may call `os._exit`."""
         self.is_recycled = False
         self.signals = 0
         """Number of signals sent to stop it."""
         self.kill_at: float | None = None
         """Monotonic seconds at which it is killed."""
-        self.ready_pipe, writer = os.pipe()
-        os.set_blocking(self.ready_pipe, False)
+        self.pipe, writer = os.pipe()
+        """The child's messages."""
+        os.set_blocking(self.pipe, False)
         parent = os.getpid()
         # Two processes must not share a connection, and buffered output would be written twice.
         connections.close_all()
@@ -79,7 +86,7 @@ class ChildProcess:
             try:
                 self.pid = os.fork()
                 if not self.pid:
-                    _run(role, parent, writer, (*close, self.ready_pipe), before)
+                    _run(role, parent, writer, (*close, self.pipe), before)
             except OSError:
                 self.close()
                 raise
@@ -97,13 +104,18 @@ class ChildProcess:
         """Resident memory in bytes; 0 if the system does not report it."""
         return procfs.memory(self.pid)
 
-    def read_ready(self) -> bool:
-        """Return whether the child has reported that it is ready."""
+    def read_messages(self) -> bool:
+        """Note what the child has reported; return False at the end of its pipe."""
         try:
-            return bool(os.read(self.ready_pipe, 1))
+            data = os.read(self.pipe, len(READY) + len(ENDING) + 1)
         except BlockingIOError:
             # The child has ended, and a process that it started has the pipe.
             return False
+        self.is_ready = self.is_ready or data.startswith(READY)
+        message = data.removeprefix(READY)
+        if message.startswith(ENDING):
+            self.planned_code = message[-1]
+        return bool(data)
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal. The process id is valid until the supervisor has waited for the child."""
@@ -111,9 +123,9 @@ class ChildProcess:
 
     def close(self) -> None:
         """Close the descriptors of a child that has ended."""
-        if self.ready_pipe >= 0:
-            os.close(self.ready_pipe)
-            self.ready_pipe = -1
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
 
 
 def describe(status: int) -> str:
@@ -149,9 +161,10 @@ def _run(
             nonlocal is_reported
             if not is_reported:
                 is_reported = True
-                os.write(writer, b"1")
+                os.write(writer, READY)
 
         code = role.run(ready)
+        os.write(writer, ENDING + bytes([code]))
     except KeyboardInterrupt:
         code = FINISHED
     except SystemExit as error:

@@ -5,7 +5,6 @@ GIL, leaks memory or crashes affects its own process only.
 """
 
 import gc
-import logging
 import os
 import selectors
 import signal
@@ -17,6 +16,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from djqueue.core.deadlines import GrowingPause
+from djqueue.core.logs import Log
 
 from ..exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, STOP
 from ..serving import PARENT_PIPE, take_interrupt
@@ -44,7 +44,7 @@ KILL_MARGIN = 10.0
 HELPER_TIMEOUT = 30.0
 """Seconds that a scheduler or mirror has to stop."""
 
-logger = logging.getLogger("djqueue.supervisor")
+logger = Log("djqueue.supervisor")
 
 
 class ProcessLimits(NamedTuple):
@@ -194,7 +194,7 @@ class Supervisor:
         )
 
     def _start(self, role: ProcessRole, now: float) -> None:
-        pipes = [child.ready_pipe for child in self._children.values() if child.ready_pipe >= 0]
+        pipes = [child.pipe for child in self._children.values() if child.pipe >= 0]
         shared = [self._reader.fileno(), self._writer.fileno(), *pipes]
         if self._parent_pipe >= 0:
             shared.append(self._parent_pipe)
@@ -207,14 +207,14 @@ class Supervisor:
             return
         self._children[child.pid] = child
         self._started[role.name] = now
-        self._selector.register(child.ready_pipe, selectors.EVENT_READ, child)
+        self._selector.register(child.pipe, selectors.EVENT_READ, child)
 
     def _wait(self) -> None:
         now = time.monotonic()
         until = min([now + CHECK_INTERVAL, *(at for at in self._due.values() if at > now)])
         for key, _ in self._selector.select(max(0.0, until - now)):
             if key.data is not None:
-                self._read_ready(key.data)
+                self._read_messages(key.data)
             elif key.fd == self._parent_pipe:
                 # The parent, which can no longer forward signals, has ended.
                 self._selector.unregister(self._parent_pipe)
@@ -231,13 +231,15 @@ class Supervisor:
         except BlockingIOError:
             return
 
-    def _read_ready(self, child: ChildProcess) -> None:
-        self._selector.unregister(child.ready_pipe)
-        if child.read_ready():
-            child.is_ready = True
-            self._proven.add(child.name)
-            self._early.pop(child.name, None)
-        child.close()
+    def _read_messages(self, child: ChildProcess) -> None:
+        was_ready = child.is_ready
+        if not child.read_messages():
+            self._selector.unregister(child.pipe)
+            child.close()
+        if not child.is_ready or was_ready:
+            return
+        self._proven.add(child.name)
+        self._early.pop(child.name, None)
         self._health_at = 0.0
         if not self._is_announced and self._are_all_ready():
             self._is_announced = True
@@ -254,13 +256,17 @@ class Supervisor:
                 self._on_end(self._children.pop(pid), status)
 
     def _on_end(self, child: ChildProcess, status: int) -> None:
-        if child.ready_pipe >= 0:
-            self._read_ready(child)
+        while child.pipe >= 0:
+            self._read_messages(child)
         self._health_at = 0.0
         if self._is_stopping:
             return
-        code = os.waitstatus_to_exitcode(status)
         now = time.monotonic()
+        code = os.waitstatus_to_exitcode(status)
+        if code != child.planned_code and not child.signals:
+            how = describe(status)
+            self._on_failure(child, f"{how}, without being asked to" if code == FINISHED else how, now)
+            return
         if code == FINISHED and child.role.is_worker and not child.is_recycled:
             self._finished.add(child.name)
             return

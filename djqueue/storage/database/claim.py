@@ -1,10 +1,10 @@
 """Claims: which ready jobs become active, within the limits of their queues."""
 
-import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 from djqueue.core.job import Claimed, ClaimRequest, Claims
+from djqueue.core.logs import Log
 from djqueue.core.options import JobOptions
 from djqueue.core.policies import GLOBAL, NO_RETENTION, Rate
 from djqueue.core.states import State
@@ -29,7 +29,7 @@ from .stored import (
 from .transaction import Tx, group_lock, limiter_lock, limits_lock
 from .transitions import EXPIRED, fail_pending, move_to
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 T = TypeVar("T")
 
 
@@ -62,9 +62,9 @@ COLUMNS = ", ".join(CLAIM)
 """The same, as SQL."""
 PROMOTED = 1_000
 """Maximum number of due jobs that one claim promotes."""
-LOCKED = 50
+LOCKED_JOBS_RETRY = 50
 """Milliseconds after which a claim looks again for jobs that another transaction has locked."""
-AGAIN = 2
+BUSY_QUEUE_RETRY = 2
 """Milliseconds after which a claim tries again to take from a queue whose limits another one holds."""
 
 
@@ -212,13 +212,13 @@ def _take(
     if due is not None and due <= tx.now:
         due = tx.value(NEXT_DUE.format("?"), name)
     if due is not None:
-        hints.append(due - tx.now if due > tx.now else LOCKED)
+        hints.append(due - tx.now if due > tx.now else LOCKED_JOBS_RETRY)
     # A started job may have used up the rate of its key, which need not be the queue's rate of keys.
     may_rest = queue.rest is not None or policy.key_rate is not None
     if may_rest or any(job.options.concurrency_key for job in claimed[before:]):
         rest = tx.value(NEXT_REST.format("?"), name)
         if rest is not None:
-            hints.append(rest - tx.tick if rest > tx.tick else LOCKED)
+            hints.append(rest - tx.tick if rest > tx.tick else LOCKED_JOBS_RETRY)
 
 
 def _take_first(
@@ -254,7 +254,7 @@ def _take_first(
 def _note_locked(tx: Tx, hints: list[int], search: str, *parameters: object) -> None:
     """Look again soon if there are ready jobs that a claim has not seen."""
     if tx.dialect.skip_locked and tx.row(search, *parameters):
-        hints.append(LOCKED)
+        hints.append(LOCKED_JOBS_RETRY)
 
 
 def _free_groups(tx: Tx, queue: ClaimableQueue) -> str:
@@ -275,7 +275,7 @@ def _take_within_limits(
     stalled = "" if request.stalled else " AND stalls = 0"
     limiter_locks = [] if policy.limiter is None else [limiter_lock(policy.limiter)]
     if not tx.lock_in_turn(*limiter_locks, limits_lock(name)):
-        hints.append(AGAIN)
+        hints.append(BUSY_QUEUE_RETRY)
         return False
     limiter = None if policy.limiter is None else limiters.LockedLimiter(tx, policy.limiter)
     used, bucket = _usage(tx, queue)

@@ -27,7 +27,7 @@ MAX_CONNECTIONS = 8
 """Connections of one storage that are in use at a time."""
 CONNECTION_WAIT = 30.0
 """Seconds to wait for one of them, unless the call's deadline is earlier."""
-UNTESTED = 1.0
+TEST_AFTER_IDLE = 1.0
 """Seconds after which an idle connection is tested before it is used."""
 
 
@@ -130,7 +130,7 @@ class OwnConnections:
                 if not self._idle:
                     break
                 found = self._idle.pop()
-            if not self._dialect.has_clock or time.monotonic() - found.since < UNTESTED:
+            if not self._dialect.has_clock or time.monotonic() - found.since < TEST_AFTER_IDLE:
                 return found.wrapper
             if found.wrapper.is_usable():
                 return found.wrapper
@@ -216,9 +216,13 @@ class CallThread:
     def close(self) -> None:
         """End the thread after the calls that it has."""
         executor, self._executor = self._executor, None
-        if executor is not None:
+        if executor is None:
+            return
+        try:
             executor.submit(lambda: connections[self._alias].close())
-            executor.shutdown(wait=threading.get_ident() != self._ident)
+        except RuntimeError:
+            return  # At exit, Python ends the threads of executors before it calls the functions of `atexit`.
+        executor.shutdown(wait=threading.get_ident() != self._ident)
 
     def is_used(self) -> bool:
         """Return whether a call of this coroutine would run in the thread."""

@@ -12,9 +12,9 @@ from .transaction import Tx
 
 COLUMNS = ", ".join(rows.LETTER)
 NONE = DeadLetterRecord("", "", "", 0, 0)
-MEASURED = 1_000
+MAX_RECOUNTED = 1_000
 """A queue may have this many dead letters before their number is not counted at each new one."""
-EVICTED = 500
+EVICTIONS_AT_ONCE = 500
 """Dead letters that are evicted at once."""
 
 
@@ -74,12 +74,12 @@ def surplus(tx: Tx, queue: str) -> list[str]:
     """
     limit = tx.database.policy(queue).dead_letters.max_entries
     room = tx.database.letter_room
-    if limit >= MEASURED and (left := room.get(queue, 0)) > 0:
+    if limit >= MAX_RECOUNTED and (left := room.get(queue, 0)) > 0:
         room[queue] = left - 1
         return []
     excess = tx.counts(queue)[State.FAILED] - limit
     room[queue] = max(0, -excess // 2)
-    return oldest(tx, queue, min(excess, EVICTED))
+    return oldest(tx, queue, min(excess, EVICTIONS_AT_ONCE))
 
 
 def oldest(tx: Tx, queue: str, count: int) -> list[str]:

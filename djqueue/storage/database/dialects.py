@@ -1,7 +1,6 @@
 """The differences between SQLite and PostgreSQL: transactions, row locks, lists of values, bulk inserts."""
 
 import json
-import logging
 import os
 import sqlite3
 import threading
@@ -18,6 +17,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.deadlines import remaining
 from djqueue.core.errors import ConfigurationError
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.threads import after_fork
 from djqueue.storage.tables.dialects import OnSqlite
@@ -27,7 +27,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 Row = tuple[Any, ...]
 COPY_FROM = 200
 """Rows of one insert from which PostgreSQL takes them by COPY."""

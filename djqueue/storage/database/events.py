@@ -5,7 +5,6 @@ writes its events to a table, which the subscribers' processes read. A subscript
 processes nothing: its own process looks at the row of the job whenever the database has changed.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from djqueue.core.deadlines import remaining
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Event
+from djqueue.core.logs import Log
 from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, PENDING, TERMINAL, State
 from djqueue.core.threads import after_fork
@@ -107,13 +107,13 @@ def _moved(old: State, new: State) -> str:
     return {State.WAITING: "promoted", State.DELAYED: "rescheduled"}.get(new, "")
 
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 
 OBSERVED = 30_000
 """Milliseconds for which a queue stays observed."""
 RENEW = 10_000
 """Milliseconds after which that is renewed."""
-KEPT = 60_000
+EVENT_TTL = 60_000
 """Milliseconds for which an event can be read."""
 PAGE = 1_000
 """Events of one read."""
@@ -121,9 +121,9 @@ MAX_GAPS = 1_000
 """Ids of events that may still be committed, after later ones."""
 GAP = 300.0
 """Seconds after which such an id is given up."""
-PATIENCE = 5.0
+CONFIRM_TIMEOUT = 5.0
 """Seconds to wait for the confirmation of a subscription, unless the call's deadline is earlier."""
-WRITERS = 0.5
+WRITERS_TIMEOUT = 0.5
 """Seconds to wait for transactions that have begun before a subscription to a queue."""
 WATCH = (0.005, 0.25)
 """Seconds between two looks at jobs where their changes are not noticed, from the shortest to the longest."""
@@ -279,7 +279,7 @@ class SqlEvents(Events):
         return self._database.dialect.has_clock or not is_in_transaction(wrapper)
 
     def _await(self, subscriber: EventSubscriber) -> None:
-        if not subscriber.answered.wait(remaining(PATIENCE)):
+        if not subscriber.answered.wait(remaining(CONFIRM_TIMEOUT)):
             raise StorageUnavailableError(
                 f"the database {self._database.alias!r} did not confirm a subscription in time. "
                 "Is it overloaded?"
@@ -445,7 +445,7 @@ class SqlEvents(Events):
             subscriber.since = last
         callers = [one.caller for one in subscribers if one.caller is not None]
         self._barriers.append(
-            Barrier(subscribers, tx.dialect.writers(tx.rows, callers), time.monotonic() + WRITERS)
+            Barrier(subscribers, tx.dialect.writers(tx.rows, callers), time.monotonic() + WRITERS_TIMEOUT)
         )
 
     def _end_barriers(self, tx: Tx) -> None:
@@ -579,13 +579,13 @@ def forget_old(tx: Tx, limit: int) -> int:
 
     Returns the number of deleted events.
     """
-    tx.run("DELETE FROM djqueue_observed WHERE until < ?", tx.now - KEPT)
+    tx.run("DELETE FROM djqueue_observed WHERE until < ?", tx.now - EVENT_TTL)
     return tx.run(
         "DELETE FROM djqueue_event WHERE id "
         + tx.dialect.once(
             f"SELECT id FROM djqueue_event WHERE at < ? ORDER BY at LIMIT ?{tx.dialect.skip_locked}"
         ),
-        *(tx.now - KEPT, limit),
+        *(tx.now - EVENT_TTL, limit),
     )
 
 

@@ -1,13 +1,11 @@
 """Ends of attempts, and the leases, progress and items of active ones: all conditional on the claim."""
 
-import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from djqueue.codecs import MSGPACK, encode
 from djqueue.core.enginejob import ItemStream, stalled_error
-from djqueue.core.errors import OptionError
 from djqueue.core.job import (
     DEAD_LETTER_REASONS,
     AttemptRecord,
@@ -16,7 +14,9 @@ from djqueue.core.job import (
     Outcome,
     ProgressReport,
     Renewal,
+    check_outcomes,
 )
+from djqueue.core.logs import Log
 from djqueue.core.options import DEFAULT_OPTIONS, JobKey
 from djqueue.core.states import State
 from djqueue.storage.tables import rows
@@ -27,13 +27,12 @@ from .dialects import Row
 from .stored import TOKENS, StoredJob, advance, by_keys, holding_group, is_grouped, keep_newest, select
 from .transaction import Tx, group_lock, key_lock, limiter_lock
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 COMPLETE = (
     "UPDATE djqueue_job SET state = 'completed', finished_at = ?, error_type = '', error_message = '', "
     "traceback = '', expires_at"
 )
 """Completes jobs; the time until which they are kept follows."""
-OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
 
 def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[bool | None]:
@@ -45,10 +44,9 @@ def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[b
         waits: Wait for transactions that have locked the claims. Otherwise, the answer for these is None, and
             nothing is done.
     """
+    check_outcomes(outcomes)
     first: dict[int, Outcome] = {}
     for outcome in outcomes:
-        if outcome.kind not in OUTCOMES:
-            raise OptionError(f"unknown outcome {outcome.kind!r}")
         # Of two outcomes with one token, the first counts.
         first.setdefault(outcome.token, outcome)
     complete = [one for one in first.values() if one.kind == "complete" and one.result is not None]

@@ -9,11 +9,16 @@ from django.db import connections
 from djqueue.core.explain import MAX_BEFORE, SHOWN, BlockingJob, Dependency, Explanation, Facts, decide
 from djqueue.core.flow import MAX_FLOW_JOBS, FlowGraph
 from djqueue.core.job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
+from djqueue.core.messages import gettext_noop as _
 from djqueue.core.messages import size
 from djqueue.core.metrics import Bucket, assemble, since_beginning, span_of
 from djqueue.core.overview import (
     BAD,
+    MORE,
     OK,
+    ROWS,
+    ROWS_OF_SIZE,
+    ROWS_WITH_DEAD,
     WARN,
     DiagnosticLine,
     Diagnostics,
@@ -23,6 +28,7 @@ from djqueue.core.overview import (
     Overview,
     QueueOverview,
     Totals,
+    storage_lines,
     workers_line,
 )
 from djqueue.core.pages import (
@@ -50,7 +56,7 @@ from .queues import queue_names
 from .stored import LockedGroup, StoredJob, is_grouped
 from .transaction import STATES, TALLY, WIDTH, Database, Tx
 
-LATEST = 50_000
+MAX_VERSION_ROWS = 50_000
 """Rows of tallies that are counted for a version."""
 
 
@@ -130,7 +136,7 @@ class SqlReads(Reads):
         last = (
             "SELECT MAX(id), COUNT(*) FROM djqueue_tally WHERE id > (SELECT MAX(id) FROM djqueue_tally) - ?"
         )
-        return version_of(tx.rows(last, LATEST), workers.alive(tx))
+        return version_of(tx.rows(last, MAX_VERSION_ROWS), workers.alive(tx))
 
     def concurrency_keys(self, queue: str, limit: int, names: Sequence[str] = ()) -> KeysOverview:
         return self._read(lambda tx: concurrency_keys(tx, queue, limit, names))
@@ -254,7 +260,7 @@ def _items(tx: Tx, queue: str, id: str, start: int) -> tuple[bytes, ...]:
 # Overviews of queues and groups, in a few statements however many there are.
 
 
-MANY = 10_000
+MAX_COUNTED_BY_NAME = 10_000
 """Waiting jobs of a queue above which they are not counted by name for every overview."""
 RECOUNT = 30_000
 """Milliseconds after which such a queue is counted again."""
@@ -321,7 +327,7 @@ class WaitingCounts:
         wanted = []
         for queue, number in waiting.items():
             before = self._large.get(queue)
-            if number > MANY and before is not None and 0 <= tx.tick - before.tick < RECOUNT:
+            if number > MAX_COUNTED_BY_NAME and before is not None and 0 <= tx.tick - before.tick < RECOUNT:
                 found[queue] = before.scaled(number)
             elif number > 0:
                 wanted.append(queue)
@@ -330,7 +336,7 @@ class WaitingCounts:
             for queue, one in counted.items():
                 found[queue] = one
                 self._large.pop(queue, None)
-                if one.waiting > MANY:
+                if one.waiting > MAX_COUNTED_BY_NAME:
                     self._large[queue] = one
         return found
 
@@ -632,7 +638,7 @@ def _dependencies(tx: Tx, job: StoredJob) -> tuple[Dependency, ...]:
 # Diagnostics of the database and its tables.
 
 
-OLD = 60_000
+OLD_TRANSACTION = 60_000
 """Age in milliseconds of an open transaction from which it slows claims down."""
 BACKLOG = 100_000
 """New rows of tallies above which sweeps seem to be missing."""
@@ -652,8 +658,7 @@ ESTIMATES = (
 def diagnose(tx: Tx, location: str) -> Diagnostics:
     """Describe the database, which is at this location, its tables and workers."""
     lines = [
-        DiagnosticLine("storage.where", "Storage", "Location", location),
-        DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(queue_names(tx)):,}"),
+        *storage_lines(location, len(queue_names(tx))),
         *_server(tx),
         _sweeps(tx),
         *_tables(tx),
@@ -665,14 +670,14 @@ def diagnose(tx: Tx, location: str) -> Diagnostics:
 def _server(tx: Tx) -> Iterator[DiagnosticLine]:
     connection: Any = connections[tx.database.alias]
     version = ".".join(map(str, connection.get_database_version()))
-    yield DiagnosticLine("server.version", "Server", "Version", f"{connection.display_name} {version}")
+    yield DiagnosticLine("server.version", _("Server"), _("Version"), f"{connection.display_name} {version}")
     if tx.dialect.has_clock:
         length = tx.value("SELECT pg_database_size(current_database())")
-        yield DiagnosticLine("server.size", "Server", "Database size", size(length))
+        yield DiagnosticLine("server.size", _("Server"), _("Database size"), size(length))
         yield _horizon(tx.value(HORIZON) or 0)
         return
     pages, length = tx.value("PRAGMA page_count"), tx.value("PRAGMA page_size")
-    yield DiagnosticLine("server.size", "Server", "File size", size(pages * length))
+    yield DiagnosticLine("server.size", _("Server"), _("File size"), size(pages * length))
     mode = str(tx.value("PRAGMA journal_mode"))
     yield journal_mode(mode, has_workers=bool(workers.alive(tx)))
 
@@ -681,17 +686,19 @@ def journal_mode(mode: str, *, has_workers: bool) -> DiagnosticLine:
     """Return the line with the journal mode of SQLite, a warning unless the first worker will change it."""
     level, note = OK, ""
     if mode == "delete" and not has_workers:
-        note = "The first worker changes it to WAL."
+        note = _("The first worker changes it to WAL.")
     elif mode not in ("wal", "memory"):
-        level, note = WARN, "Reads and writes block each other; use WAL mode."
-    return DiagnosticLine("server.journal_mode", "Server", "Journal mode", mode, level, note)
+        level, note = WARN, _("Reads and writes block each other; use WAL mode.")
+    return DiagnosticLine("server.journal_mode", _("Server"), _("Journal mode"), mode, level, note)
 
 
 def _horizon(age: int) -> DiagnosticLine:
-    note = "" if age < OLD else "While it is open, VACUUM cannot remove the rows of ended jobs."
+    note = (
+        "" if age < OLD_TRANSACTION else _("While it is open, VACUUM cannot remove the rows of ended jobs.")
+    )
     shown = f"{age / 1_000:.0f} s"
     return DiagnosticLine(
-        "server.oldest_snapshot", "Server", "Oldest snapshot", shown, WARN if note else OK, note
+        "server.oldest_snapshot", _("Server"), _("Oldest snapshot"), shown, WARN if note else OK, note
     )
 
 
@@ -699,18 +706,20 @@ def _sweeps(tx: Tx) -> DiagnosticLine:
     """Return how many changes the next sweep has to add up."""
     counted = "SELECT COUNT(*) FROM (SELECT 1 FROM djqueue_tally LIMIT ?) new"
     rows = tx.value(counted, BACKLOG + 1)
-    note = "" if rows <= BACKLOG else "Nothing sweeps: start a worker with `manage.py runworkers`."
-    value = f"{rows:,}" if rows <= BACKLOG else f"more than {BACKLOG:,}"
-    return DiagnosticLine("sweep.backlog", "Sweep", "Changes to add up", value, BAD if note else OK, note)
+    note = "" if rows <= BACKLOG else _("Nothing sweeps: start a worker with `manage.py runworkers`.")
+    value = f"{rows:,}" if rows <= BACKLOG else MORE % f"{BACKLOG:,}"
+    return DiagnosticLine(
+        "sweep.backlog", _("Sweep"), _("Changes to add up"), value, BAD if note else OK, note
+    )
 
 
 def _tables(tx: Tx) -> Iterator[DiagnosticLine]:
     if tx.dialect.has_clock:
         for table, rows, length, dead in tx.rows(ESTIMATES):
-            value = f"about {rows:,} rows, {size(length)}"
+            value = ROWS_OF_SIZE % (f"{rows:,}", size(length))
             if dead:
-                value += f", about {dead:,} dead rows"
-            yield DiagnosticLine(f"tables.{table}", "Tables", table, value)
+                value = ROWS_WITH_DEAD % (f"{rows:,}", size(length), f"{dead:,}")
+            yield DiagnosticLine(f"tables.{table}", _("Tables"), table, value)
         return
     if tx.row("SELECT 1 FROM sqlite_master WHERE name = 'sqlite_stat1'") is None:
         return
@@ -719,4 +728,4 @@ def _tables(tx: Tx) -> Iterator[DiagnosticLine]:
     )
     found = {table: int(stat.split()[0]) for table, stat in tx.rows(estimates)}
     for table, rows in found.items():
-        yield DiagnosticLine(f"tables.{table}", "Tables", table, f"about {rows:,} rows")
+        yield DiagnosticLine(f"tables.{table}", _("Tables"), table, ROWS % f"{rows:,}")

@@ -48,7 +48,6 @@ from djqueue.storage.tables.rows import chunked
 from . import claim, enqueue, finish, limiters, queues, stored, sweep, transitions, workers
 from .bulkwrites import SqlBulkWriteReports
 from .connections import CallThread
-from .enqueue import WriteBuffer
 from .events import SqlEvents
 from .export import SqlExport
 from .reads import SqlReads
@@ -57,16 +56,17 @@ from .staging import SqlStaging, StagingSweep
 from .transaction import Database, Hooks, Tx
 from .wake import Background, Follower, Looks, Wake
 from .workers import Leadership, SqlWorkers
+from .writebuffer import WriteBuffer
 
 T = TypeVar("T")
 NO_CLAIMS = Claims([])
-ALONE = 1.0
+ONE_BY_ONE_TIMEOUT = 1.0
 """Seconds for which a report tries its outcomes one by one when something of one of them is locked."""
-SWEPT = 3.0
+OVERDUE_RENEWAL_TIMEOUT = 3.0
 """Seconds for which the renewal of an overdue lease waits for another transaction that has locked it, if
 other leases are long enough.
 """
-MOVED = 100
+JOBS_PER_MOVE = 100
 """Jobs that one transaction moves to another queue."""
 
 
@@ -250,7 +250,7 @@ class DatabaseStorage(Storage):
             accepted: list[bool | None] = []
             claimed = None
             try:
-                until = time.monotonic() + ALONE
+                until = time.monotonic() + ONE_BY_ONE_TIMEOUT
                 for outcome in outcomes:
                     if time.monotonic() > until:
                         break
@@ -274,7 +274,7 @@ class DatabaseStorage(Storage):
             overdue = [lease for lease, answer in zip(leases, answers, strict=True) if answer is None]
             # A sweep takes them back within this time. What holds them longer does not, so they still hold.
             shortest = min(self.database.policy(lease.queue).lease for lease in leases) / 1_000
-            waited, until = None, time.monotonic() + min(SWEPT, shortest / 4)
+            waited, until = None, time.monotonic() + min(OVERDUE_RENEWAL_TIMEOUT, shortest / 4)
             while waited is None and time.monotonic() < until:
                 waited = self.database.transactions.write_unless_locked(
                     lambda tx: finish.renew(tx, overdue, waits=True)
@@ -347,7 +347,7 @@ class SqlJobs(Jobs):
         if queue == to:
             raise ValueError(f"the jobs are already in queue {to!r}; pass a different queue")
         answers: list[str] = []
-        for some in chunked(ids, MOVED):
+        for some in chunked(ids, JOBS_PER_MOVE):
             answers += self._write(partial(transitions.move, queue=queue, ids=some, to=to))
         return answers
 

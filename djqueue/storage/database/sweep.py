@@ -9,6 +9,7 @@ from operator import itemgetter
 
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Swept
+from djqueue.core.logs import Log
 from djqueue.core.states import PENDING
 from djqueue.storage.tables.dberrors import is_unreachable, named
 
@@ -26,7 +27,7 @@ from . import (
 )
 from .transaction import Database, Tx
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 LIMIT = 500
 """Jobs that one transaction of a sweep changes."""
 STALLED = 50

@@ -14,11 +14,10 @@ from djqueue.core.job import REJECTED, JobFailure
 from djqueue.core.overview import Finding
 from djqueue.core.procfs import died_here, lives_here
 from djqueue.core.states import LIVE, State
-from djqueue.core.units import to_milliseconds
 from djqueue.storage.facets import WORKER_TTL
 from djqueue.storage.snapshots import FIRST, JOB, PAGE, Part, Position, SnapshotCounts
 from djqueue.storage.snapshotspool import SnapshotSpool
-from djqueue.storage.tables import rows
+from djqueue.storage.tables import rows, schema
 from djqueue.storage.tables.dberrors import named
 from djqueue.storage.tables.leaderlease import ABANDONED, SCHEDULER, LeaseHolder
 
@@ -29,7 +28,7 @@ from .transaction import Database, Tx
 
 PLACES = " UNION ALL ".join(f"SELECT 1 FROM {table} WHERE {table}.id = djqueue_job.id" for table in HOT)
 IS_FORMER = (
-    "SELECT 1 FROM djqueue_scheduler_lease WHERE name = ? UNION ALL SELECT 1 FROM djqueue_job "
+    "SELECT 1 FROM djqueue_leader_lease WHERE name = ? UNION ALL SELECT 1 FROM djqueue_job "
     f"WHERE state IN ('waiting', 'delayed', 'active') AND NOT EXISTS ({PLACES}) LIMIT 1"
 )
 COUNTS = "SELECT state, COUNT(*) FROM djqueue_job GROUP BY state"
@@ -46,7 +45,7 @@ def is_former(database: Database) -> bool:
 
 def findings(tx: Tx) -> list[Finding]:
     """Return a finding if the tables hold what the former storage has written, which no worker runs."""
-    if tx.row("SELECT 1 FROM djqueue_scheduler_lease WHERE name = ?", SCHEDULER) is None:
+    if tx.row("SELECT 1 FROM djqueue_leader_lease WHERE name = ?", SCHEDULER) is None:
         return []
     return [
         Finding(
@@ -63,18 +62,17 @@ def counts(database: Database) -> dict[State, int]:
     return database.read(lambda tx: {State(state): number for state, number in tx.rows(COUNTS)})
 
 
-def check_stopped(database: Database) -> None:
+def check_stopped(tx: Tx) -> None:
     """Raise SnapshotTargetError while a scheduler or a worker of any version runs."""
-    now = database.clock.now()
-    leases = models.SchedulerLease.objects.using(database.alias).filter(name=SCHEDULER)
-    for values in leases.values_list(*LeaseHolder._fields):
-        holder = LeaseHolder(*values)
-        ends, process = to_milliseconds(holder.expires_at), (holder.pid, holder.host)
-        if ends > ABANDONED and not died_here(*process) and (ends > now or lives_here(*process)):
+    now, alias = tx.database.clock.now(), tx.database.alias
+    leases = schema.table_name(alias, models.LeaderLeaseRow._meta.db_table)
+    for host, pid, ends in tx.rows(f"SELECT host, pid, expires_at FROM {leases} WHERE name = ?", SCHEDULER):
+        if ends > ABANDONED and not died_here(pid, host) and (ends > now or lives_here(pid, host)):
+            holder = LeaseHolder("", host, pid, "")
             raise SnapshotTargetError(
                 f"{holder.describe()} is the scheduler of an earlier version: stop all workers first"
             )
-    workers = models.WorkerState.objects.using(database.alias).filter(seen_at__gt=now - WORKER_TTL)
+    workers = models.WorkerState.objects.using(alias).filter(seen_at__gt=now - WORKER_TTL)
     if ids := sorted(workers.values_list("worker_id", flat=True)):
         raise SnapshotTargetError(
             f"workers have sent heartbeats in the last {WORKER_TTL // 1_000} seconds ({', '.join(ids[:3])}"
@@ -100,14 +98,14 @@ def carry_over(
         with closing(SnapshotSpool(database.policy, tx.now, database.random)) as spool:
             restore = TableRestore(tx, spool, tx.now)
             restore.lock()
-            check_stopped(database)
+            check_stopped(tx)
             if drop_finished:
                 _drop_finished(tx)
             _name_keys(tx)
             tx.run(f"UPDATE djqueue_queue_state SET limits_set = TRUE WHERE {SET_LIMITS}")
             spool.fill(_counted(FormerReader(tx).parts(PAGE), progress))
             restore.run()
-            tx.run("DELETE FROM djqueue_scheduler_lease WHERE name = ?", SCHEDULER)
+            tx.run("DELETE FROM djqueue_leader_lease WHERE name = ?", SCHEDULER)
             return spool.counts()
 
     with named(database.alias):

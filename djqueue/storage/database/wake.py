@@ -5,7 +5,6 @@ version of the file every few milliseconds. On PostgreSQL, it also looks now and
 was lost. It delivers events and commands, too.
 """
 
-import logging
 import selectors
 import socket
 import threading
@@ -20,6 +19,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.deadlines import GrowingPause
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.threads import after_fork, fork_lock
 from djqueue.storage.facets import Unsubscribe
@@ -29,7 +29,7 @@ from .connections import create_connection
 from .stored import NEXT_DUE, used_queues
 from .transaction import Database, Tx
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 Listener = tuple[frozenset[str] | None, Callable[[], None]]
 
 CLAIMABLE, EVENTS = "djqueue:", "djqueue-events:"

@@ -1,7 +1,6 @@
 """Live workers, their commands, and their dumps."""
 
 import json
-import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -9,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from djqueue.core.errors import StorageError
+from djqueue.core.logs import Log
 from djqueue.core.metrics import RunStats
 from djqueue.core.procfs import boot_of, died_here, host_name, lives_here, this_process
 from djqueue.core.threads import after_fork
@@ -37,12 +37,12 @@ from .dialects import Row
 from .transaction import Database, Tx
 from .wake import Follower
 
-logger = logging.getLogger("djqueue.storage")
+logger = Log("djqueue.storage")
 JSON = ("queues", "names", "about")
 COLUMNS = ("worker_id", *WORKER[1:], "about")
 READ = (
     f"SELECT {', '.join(f'w.{name}' for name in COLUMNS)}, l.name IS NOT NULL FROM djqueue_worker_state w "
-    "LEFT JOIN djqueue_scheduler_lease l ON l.name = ? AND l.expires_at > ? AND l.pid = w.pid "
+    "LEFT JOIN djqueue_leader_lease l ON l.name = ? AND l.expires_at > ? AND l.pid = w.pid "
     "AND l.host = w.process WHERE w.seen_at >= ? ORDER BY w.worker_id"
 )
 """Workers, and whether the process of each has the lease of this name."""
@@ -304,7 +304,7 @@ class Leadership:
 
 def is_first_use(tx: Tx) -> bool:
     """Return whether no process has used the database since the machine was started."""
-    host = tx.value("SELECT host FROM djqueue_scheduler_lease WHERE name = ?", BOOT)
+    host = tx.value("SELECT host FROM djqueue_leader_lease WHERE name = ?", BOOT)
     return host is None or boot_of(host) != boot_of()
 
 
@@ -316,7 +316,7 @@ def follow_restart(tx: Tx) -> None:
     tx.run("UPDATE djqueue_rate_bucket SET full_at = '0', turns = ''")
     tx.run("UPDATE djqueue_rate_bucket SET rest_at = 0 WHERE rest_at IS NOT NULL")
     tx.run(
-        "INSERT INTO djqueue_scheduler_lease (name, holder, host, pid, address, generation, renewed_at, "
+        "INSERT INTO djqueue_leader_lease (name, holder, host, pid, address, generation, renewed_at, "
         "expires_at) VALUES (?, '', ?, 0, '', 0, ?, 0) ON CONFLICT (name) DO UPDATE SET "
         "host = excluded.host, renewed_at = excluded.renewed_at",
         *(BOOT, host_name(), tx.now),

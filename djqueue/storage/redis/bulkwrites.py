@@ -5,7 +5,6 @@ hash; a sorted set lists all.
 """
 
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 from djqueue.core.clock import Clock
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Batch
+from djqueue.core.logs import Log
 from djqueue.core.policies import full_error
 from djqueue.storage.bulkwrites import (
     MAX_REPORT_AGE,
@@ -44,7 +44,7 @@ from .records import pack, pack_raw, pack_text, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
-logger = logging.getLogger("djqueue.redis")
+logger = Log("djqueue.redis")
 AT_ONCE = 64
 """Chunks of one operation, whose replies are awaited together."""
 EXPIRED = 2

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
-from djqueue.core.errors import OptionError
 from djqueue.core.job import (
     Claimed,
     ClaimRequest,
@@ -22,6 +21,7 @@ from djqueue.core.job import (
     Outcome,
     ProgressReport,
     Renewal,
+    check_outcomes,
 )
 from djqueue.core.policies import QueuePolicy
 
@@ -45,7 +45,6 @@ FAST_PAUSES = {b"full": 20, b"due": 3}
 that were due are no longer delayed at the next call.
 """
 NO_CLAIMS = Claims([], None)
-OUTCOMES = frozenset({"complete", "retry", "release", "fail", "cancel"})
 
 
 class ScriptReply(NamedTuple):
@@ -120,10 +119,9 @@ class Claiming:
 
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None) -> Steps[Finished]:
         """Record the outcomes of attempts, and claim jobs."""
+        check_outcomes(outcomes)
         positions: dict[str, list[int]] = {}
         for position, outcome in enumerate(outcomes):
-            if outcome.kind not in OUTCOMES:
-                raise OptionError(f"unknown outcome {outcome.kind!r}")
             positions.setdefault(outcome.queue, []).append(position)
         look = yield from self._look(then, list(positions))
         waits = look.waits

@@ -48,9 +48,9 @@ Connection: TypeAlias = AbstractConnection
 Address: TypeAlias = tuple[str, int]
 TIMEOUT = 2.0
 """Default of TIMEOUT: seconds for connecting and for a reply."""
-SHORTEST = 0.001
+MIN_TIMEOUT = 0.001
 """Minimum timeout of a socket in seconds: 0 would not wait at all."""
-ENOUGH = 0.9
+DEADLINE_SHARE = 0.9
 """Share of a timeout above which a deadline does not justify a system call for each reply."""
 IDLE = 30
 """Idle seconds after which a connection is checked before it is used."""
@@ -299,7 +299,7 @@ class _InTime:
     def _connect(self) -> Any:
         this: Any = self
         usual = this.socket_connect_timeout
-        this.socket_connect_timeout = max(remaining(usual), SHORTEST)
+        this.socket_connect_timeout = max(remaining(usual), MIN_TIMEOUT)
         try:
             return super()._connect()  # type: ignore[misc]
         finally:
@@ -310,8 +310,8 @@ class _InTime:
         sock, usual = this._sock, this.socket_timeout
         if sock is not None and usual is not None:
             left = remaining(usual)
-            if left < ENOUGH * usual:
-                sock.settimeout(max(left, SHORTEST))
+            if left < DEADLINE_SHARE * usual:
+                sock.settimeout(max(left, MIN_TIMEOUT))
             elif sock.gettimeout() != usual:
                 sock.settimeout(usual)
         return super().read_response(*args, **kwargs)  # type: ignore[misc]

@@ -57,8 +57,7 @@ class Enqueueing:
     def steps(self, batches: Sequence[Batch], *, bounded: bool = True) -> Steps[list[EnqueueResult]]:
         """Enqueue batches, dependencies first: see `Storage.enqueue`."""
         for batch in batches:
-            if batch.ids is not None and len(batch.ids) != len(batch.payloads):
-                raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
+            batch.check_ids()
         if needed := flow.outside(batches):
             yield from self._check_dependencies(needed)
         new = {batch.queue for batch in batches} - self._keyspace.known

@@ -35,7 +35,7 @@ from .scripts import script
 
 HASHES = {"jobs": "jobs", "results": "st", "attempts": "st", "dead": "dead_letters"}
 """The hash that is scanned for a table. A job that waits as it was enqueued is not in `st`."""
-LEAST = 5_000
+MIN_PART = 5_000
 """Minimum number of jobs in a part."""
 MAX_PARTS = 256
 """Maximum number of parts of a queue."""
@@ -67,7 +67,7 @@ class RedisExport(Export):
         names = list(wanted.queues) if wanted.queues is not None else self._queues()
         kind = _hash_of(wanted)
         lengths = self._run(answers([RedisCommand((b"HLEN", self._keys(name).key(kind))) for name in names]))
-        per_part = max(LEAST, sum(lengths) // many)
+        per_part = max(MIN_PART, sum(lengths) // many)
         parts: list[ExportPart] = []
         for name, length in zip(names, lengths, strict=True):
             divisor = 1

@@ -7,7 +7,6 @@ and connections that were opened before are not used again. See "Sentinel Pub/Su
 documentation of Redis Sentinel.
 """
 
-import logging
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 import redis
 
 from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.logs import Log
 from djqueue.core.threads import after_fork
 
 Address = tuple[str, int]
@@ -38,7 +38,7 @@ failover learn of it a little later.
 POLL = 1.0
 """Seconds between attempts to reach a sentinel, and between checks whether the thread is still needed."""
 
-logger = logging.getLogger("djqueue.redis")
+logger = Log("djqueue.redis")
 
 
 class FailoverWatch:

@@ -12,8 +12,21 @@ from typing import Any, NamedTuple
 import redis
 
 from djqueue.core.errors import StorageError
+from djqueue.core.messages import gettext_noop as _
 from djqueue.core.messages import in_one_line, size
-from djqueue.core.overview import BAD, OK, WARN, DiagnosticLine, Finding, system_finding
+from djqueue.core.overview import (
+    BAD,
+    EVICTS,
+    KEYS_OF_SIZE,
+    NOT_WRITTEN,
+    OK,
+    REPLICA_LAG,
+    SAMPLED,
+    WARN,
+    DiagnosticLine,
+    Finding,
+    system_finding,
+)
 from djqueue.core.policies import QueuePolicy
 
 from .client import IDLE, Connection, is_refusal, spelled
@@ -37,17 +50,17 @@ SETTINGS = (
 )
 SAMPLED_QUEUES = 20
 """Queues whose keys are measured."""
-UNSEEN = "The Redis user may not run INFO, CONFIG GET or MEMORY USAGE; only this page needs them."
+UNSEEN = _("The Redis user may not run INFO, CONFIG GET or MEMORY USAGE; only this page needs them.")
 INFO_LINES = (
-    ("version", "Version", ("valkey_version",)),
-    ("redis_version", "Redis version", ("redis_version",)),
-    ("uptime", "Uptime, seconds", ("uptime_in_seconds",)),
-    ("memory", "Memory used", ("used_memory_human",)),
-    ("memory_limit", "Memory limit (0B: none)", ("maxmemory_human",)),
-    ("ops", "Commands per second", ("instantaneous_ops_per_sec",)),
-    ("clients", "Clients", ("connected_clients",)),
-    ("scripts", "Cached scripts", ("number_of_cached_scripts",)),
-    ("keys", "Keys", ("db0",)),
+    ("version", _("Version"), ("valkey_version",)),
+    ("redis_version", _("Redis version"), ("redis_version",)),
+    ("uptime", _("Uptime, seconds"), ("uptime_in_seconds",)),
+    ("memory", _("Memory used"), ("used_memory_human",)),
+    ("memory_limit", _("Memory limit (0B: none)"), ("maxmemory_human",)),
+    ("ops", _("Commands per second"), ("instantaneous_ops_per_sec",)),
+    ("clients", _("Clients"), ("connected_clients",)),
+    ("scripts", _("Cached scripts"), ("number_of_cached_scripts",)),
+    ("keys", _("Keys"), ("db0",)),
 )
 """(key, label, names in INFO)."""
 
@@ -129,14 +142,16 @@ def server_lines(connections: Connections) -> list[DiagnosticLine]:
         for number, (where, server) in enumerate(servers(connections)):
             suffix = f":{number}" if number else ""
             if isinstance(server, Exception):
-                reason = in_one_line(server)
-                lines.append(DiagnosticLine(f"server.up{suffix}", where, "Reachable", "no", BAD, reason))
+                lines.append(_unreachable_line(f"server.up{suffix}", where, server))
             else:
                 lines += [line._replace(key=line.key + suffix, group=where) for line in _server_lines(server)]
     except (redis.RedisError, OSError, StorageError) as error:
-        reason = in_one_line(error)
-        lines.append(DiagnosticLine("server.up", connections.describe(), "Reachable", "no", BAD, reason))
+        lines.append(_unreachable_line("server.up", connections.describe(), error))
     return lines
+
+
+def _unreachable_line(key: str, where: str, error: Exception) -> DiagnosticLine:
+    return DiagnosticLine(key, where, _("Reachable"), _("no"), BAD, in_one_line(error))
 
 
 def key_lines(queues: Sequence[QueueKeys]) -> Steps[list[DiagnosticLine]]:
@@ -148,15 +163,15 @@ def key_lines(queues: Sequence[QueueKeys]) -> Steps[list[DiagnosticLine]]:
     answers = yield [ScriptCall(called, keys, (), sequence=False) for keys in sampled]
     note = ""
     if len(queues) > len(sampled):
-        note = f"Sampled from the first {len(sampled)} of {len(queues):,} queues."
+        note = SAMPLED % (len(sampled), f"{len(queues):,}")
     lines = []
     for kind, sizes in zip(called.keys, zip(*answers, strict=True), strict=True):
         if min(sizes) < 0:
-            return [DiagnosticLine("keys.bytes", "Keys", "Size", "unknown", OK, UNSEEN)]
+            return [DiagnosticLine("keys.bytes", _("Keys"), _("Size"), _("unknown"), OK, UNSEEN)]
         existing = [number for number in sizes if number]
         if existing:
-            value = f"{len(existing):,} keys, {size(sum(existing))}"
-            lines.append(DiagnosticLine(f"keys.{kind}", "Keys", kind, value, OK, note))
+            value = KEYS_OF_SIZE % (f"{len(existing):,}", size(sum(existing)))
+            lines.append(DiagnosticLine(f"keys.{kind}", _("Keys"), kind, value, OK, note))
     return lines
 
 
@@ -264,20 +279,13 @@ def _from_info(info: Mapping[str, str]) -> dict[str, str]:
 def _memory(known: Mapping[str, str]) -> Iterator[Finding]:
     policy = known.get("maxmemory-policy", "noeviction")
     if policy != "noeviction":
-        yield system_finding(
-            "djqueue.W008",
-            f"maxmemory-policy is {policy}: when memory is full, Redis evicts jobs or results.",
-            "Set maxmemory-policy to noeviction. Use another server for a cache that needs another policy.",
-        )
+        problem, remedy = EVICTS
+        yield system_finding("djqueue.W008", problem % policy, remedy)
 
 
 def _persistence(known: Mapping[str, str]) -> Iterator[Finding]:
     if known.get("appendonly") == "no" and known.get("save") == "":
-        yield system_finding(
-            "djqueue.W009",
-            "Nothing is written to disk (appendonly no, no save points): a restart loses every job.",
-            "Set appendonly to yes, with appendfsync everysec or always.",
-        )
+        yield system_finding("djqueue.W009", *NOT_WRITTEN)
     if known.get("appendonly") == "yes" and known.get("appendfsync") == "no":
         yield system_finding(
             "djqueue.I002",
@@ -343,7 +351,7 @@ def _unseen(command: str, what: str) -> Finding:
 def _server_lines(server: MasterInfo) -> Iterator[DiagnosticLine]:
     info = server.info
     if info is None:
-        yield DiagnosticLine("server.info", "", "INFO", "not permitted", OK, UNSEEN)
+        yield DiagnosticLine("server.info", "", "INFO", _("not permitted"), OK, UNSEEN)
         info = {}
     known = {**_from_info(info), **(server.config or {})}
     for key, label, names in INFO_LINES:
@@ -352,13 +360,13 @@ def _server_lines(server: MasterInfo) -> Iterator[DiagnosticLine]:
             yield DiagnosticLine(f"server.{key}", "", label, " ".join(values))
     if "evicted_keys" in info:
         evicted = int(info["evicted_keys"])
-        note = "Redis has evicted jobs or results: check maxmemory-policy." if evicted else ""
+        note = _("Redis has evicted jobs or results: check maxmemory-policy.") if evicted else ""
         yield DiagnosticLine(
-            "server.evicted", "", "Evicted keys", f"{evicted:,}", BAD if evicted else OK, note
+            "server.evicted", "", _("Evicted keys"), f"{evicted:,}", BAD if evicted else OK, note
         )
     policy = known.get("maxmemory-policy")
     if policy is None:
-        yield DiagnosticLine("server.policy", "", "maxmemory-policy", "unknown", OK, UNSEEN)
+        yield DiagnosticLine("server.policy", "", "maxmemory-policy", _("unknown"), OK, UNSEEN)
     else:
         note = " ".join(map(str, _memory(known)))
         yield DiagnosticLine("server.policy", "", "maxmemory-policy", policy, BAD if note else OK, note)
@@ -373,9 +381,9 @@ def _fragmentation_lines(info: Mapping[str, str]) -> Iterator[DiagnosticLine]:
         # It says nothing about a server that is nearly empty.
         is_high = ratio > 1.5 and int(info["used_memory"]) > 100_000_000
         level, note = (
-            (WARN, "Redis holds far more system memory than its data uses.") if is_high else (OK, "")
+            (WARN, _("Redis holds far more system memory than its data uses.")) if is_high else (OK, "")
         )
-        yield DiagnosticLine("server.fragmentation", "", "Fragmentation ratio", f"{ratio:g}", level, note)
+        yield DiagnosticLine("server.fragmentation", "", _("Fragmentation ratio"), f"{ratio:g}", level, note)
 
 
 def _persistence_lines(info: Mapping[str, str], known: Mapping[str, str]) -> Iterator[DiagnosticLine]:
@@ -385,18 +393,18 @@ def _persistence_lines(info: Mapping[str, str], known: Mapping[str, str]) -> Ite
         return
     value = f"appendonly {appended}" + (f", save {saves!r}" if saves is not None else "")
     note = " ".join(str(finding) for finding in _persistence(known) if finding.level == "warning")
-    yield DiagnosticLine("server.persistence", "", "Persistence", value, WARN if note else OK, note)
+    yield DiagnosticLine("server.persistence", "", _("Persistence"), value, WARN if note else OK, note)
     for name in ("aof_last_write_status", "rdb_last_bgsave_status"):
         if info.get(name, "ok") != "ok":
             yield DiagnosticLine(
-                f"server.{name}", "", name, info[name], BAD, "The last write to disk failed."
+                f"server.{name}", "", name, info[name], BAD, _("The last write to disk failed.")
             )
 
 
 def _replica_lines(info: Mapping[str, str]) -> Iterator[DiagnosticLine]:
     count = int(info.get("connected_slaves", "0"))
     if "connected_slaves" in info:
-        yield DiagnosticLine("server.replicas", "", "Replicas", str(count))
+        yield DiagnosticLine("server.replicas", "", _("Replicas"), str(count))
     offset = int(info.get("master_repl_offset", "0"))
     for number in range(count):
         fields = dict(part.split("=", 1) for part in info.get(f"slave{number}", "").split(",") if "=" in part)
@@ -405,7 +413,7 @@ def _replica_lines(info: Mapping[str, str]) -> Iterator[DiagnosticLine]:
             yield DiagnosticLine(
                 f"server.replica_{number}",
                 "",
-                f"Replica {number} lag",
+                REPLICA_LAG % number,
                 size(behind),
                 WARN if behind > 1_000_000 else OK,
             )

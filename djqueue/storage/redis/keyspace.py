@@ -21,7 +21,7 @@ from .records import STATE_CODES, STATES, pack_delay, pack_groups, pack_text, te
 from .roundtrips import RedisCommand, Roundtrips, ScriptCall, Steps
 from .scripts import script
 
-FRESH = 5.0
+NAMES_TTL = 5.0
 """Seconds after which the names are listed again, in case that a message was lost."""
 MESSAGES = 100
 """Messages of an outbox that are read at a time."""
@@ -272,7 +272,7 @@ class NameCache:
         """
         with self._lock:
             if changes == self.changes:
-                self._names, self._until = names, time.monotonic() + FRESH
+                self._names, self._until = names, time.monotonic() + NAMES_TTL
 
     def _drop(self) -> None:
         self.changes += 1

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from djqueue.core.errors import StorageError
 from djqueue.core.job import Claimed
+from djqueue.core.logs import Log
 from djqueue.core.overview import LimiterState
 from djqueue.core.policies import NO_LIMITS, UNSET, LimiterPolicy, Rate, SetConcurrency, SetRate
 from djqueue.storage.facets import Limiters
@@ -32,7 +33,7 @@ PERMIT_GRACE = 10_000
 AT_ONCE = 1_000
 """Reports of one call."""
 
-logger = logging.getLogger("djqueue.redis")
+logger = Log("djqueue.redis")
 
 
 class Grant(NamedTuple):

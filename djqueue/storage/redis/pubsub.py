@@ -27,6 +27,7 @@ from redis.exceptions import (
 
 from djqueue.core.deadlines import GrowingPause, remaining
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.threads import after_fork
 
@@ -34,11 +35,11 @@ from .client import Address, Connection
 from .connections import Connections
 from .retries import is_refused
 
-QUIET = 10.0
+PING_AFTER = 10.0
 """Seconds of silence before a ping, and for its reply."""
 AT_ONCE = 1_000
 """Replies that are read at a time."""
-logger = logging.getLogger("djqueue.redis")
+logger = Log("djqueue.redis")
 FIRST_WAIT, LAST_WAIT = 0.05, 2.0
 """Seconds between attempts: the first wait, which doubles, and the longest."""
 FAILURES = (redis.RedisError, RedisClusterException, StorageUnavailableError, OSError)
@@ -109,14 +110,14 @@ class PubSubConnection:
     @property
     def due(self) -> float:
         """Return when `check` has to be called."""
-        return (self._pinged_at or self._heard_at) + QUIET
+        return (self._pinged_at or self._heard_at) + PING_AFTER
 
     def check(self) -> None:
         """Check that the server still replies. Raises a RedisError."""
         if monotonic() < self.due:
             return
         if self._pinged_at:
-            raise redis.TimeoutError(f"the server has been silent for {2 * QUIET:g} s")
+            raise redis.TimeoutError(f"the server has been silent for {2 * PING_AFTER:g} s")
         self._pinged_at = monotonic()
         self._connection.send_command("PING", check_health=False)
 

@@ -18,7 +18,6 @@ from djqueue.core.job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPag
 from djqueue.core.metrics import Bucket
 from djqueue.core.options import JobKey
 from djqueue.core.overview import (
-    DiagnosticLine,
     Diagnostics,
     Finding,
     KeyOverview,
@@ -26,6 +25,7 @@ from djqueue.core.overview import (
     Overview,
     QueueOverview,
     Totals,
+    storage_lines,
     workers_line,
 )
 from djqueue.core.pages import (
@@ -465,8 +465,7 @@ class RedisReads(Reads):
     def diagnostics(self) -> Diagnostics:
         names = self._keyspace.run(self._keyspace.names())
         lines = [
-            DiagnosticLine("storage.where", "Storage", "Location", self._connections.describe()),
-            DiagnosticLine("storage.queues", "Storage", "Queues", f"{len(names):,}"),
+            *storage_lines(self._connections.describe(), len(names)),
             *health.server_lines(self._connections),
             *self._keyspace.run(health.key_lines([self._keyspace.keys(name) for name in names])),
             workers_line(len(self._workers.all())),

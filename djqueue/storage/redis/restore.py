@@ -38,7 +38,7 @@ from .sweeping import Removing
 STAGING, PUBLISHING, OPENING = b"staging", b"publishing", b"opening"
 LOCK = 30_000
 """Milliseconds after its last step at which a restore counts as interrupted."""
-REMEMBERED = 7 * 86_400_000
+REPLACEMENT_TTL = 7 * 86_400_000
 """Milliseconds for which reads of the storage can find that everything was replaced meanwhile."""
 CHUNK_JOBS = 100
 CHUNK_BYTES = 500_000
@@ -181,7 +181,7 @@ class Restore:
     def publish(self, queues: Sequence[str]) -> None:
         """Replace the contents of all queues, and open them. May be repeated."""
         replaced = self._keyspace.common.key("replaced")
-        self._ask(b"SET", replaced, os.urandom(8).hex().encode(), b"PX", REMEMBERED)
+        self._ask(b"SET", replaced, os.urandom(8).hex().encode(), b"PX", REPLACEMENT_TTL)
         if self._ask(b"HGET", self._marker, b"phase") == PUBLISHING:
             for queue in queues:
                 self._publish(queue)

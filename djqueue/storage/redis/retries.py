@@ -15,7 +15,7 @@ from djqueue.core.messages import in_one_line
 from .client import is_refusal, refused
 from .connections import Connections
 
-AWAY = (
+TRANSIENT_ERRORS = (
     errors.ConnectionError,
     errors.TimeoutError,
     errors.ReadOnlyError,
@@ -25,10 +25,15 @@ AWAY = (
     errors.SlotNotCoveredError,
 )
 """Errors that may pass in a moment: a failover, a restart, a slot that is moving."""
-ABSENT = (errors.ConnectionError, errors.TimeoutError, errors.ClusterDownError, errors.MasterDownError)
+UNAVAILABLE_ERRORS = (
+    errors.ConnectionError,
+    errors.TimeoutError,
+    errors.ClusterDownError,
+    errors.MasterDownError,
+)
 """Errors of an unavailable server, after which other calls fail at once."""
 WITHOUT_REPLICAS = "NOREPLICAS"
-TEMPORARY = ("BUSY ", "LOADING", "UNKILLABLE", WITHOUT_REPLICAS)
+TRANSIENT_PREFIXES = ("BUSY ", "LOADING", "UNKILLABLE", WITHOUT_REPLICAS)
 """Prefixes of errors that may pass in a moment."""
 FIRST_WAIT, LAST_WAIT = 0.02, 0.5
 """Seconds between attempts: the first wait, which doubles, and the longest."""
@@ -61,7 +66,9 @@ class RetryWindow:
 
     def wait(self, error: redis.RedisError) -> float:
         """Return the seconds until the next attempt. Raises the error for callers if there is none."""
-        if is_refusal(error) or not (isinstance(error, AWAY) or str(error).startswith(TEMPORARY)):
+        if is_refusal(error) or not (
+            isinstance(error, TRANSIENT_ERRORS) or str(error).startswith(TRANSIENT_PREFIXES)
+        ):
             self.succeeded()  # the server has replied
             raise rejection(error, self._connections) from error
         if self._connections.is_single and is_refused(error):
@@ -71,7 +78,7 @@ class RetryWindow:
         wait = self._pause.failed()
         if time.monotonic() + wait > self._until:
             outage = no_answer(error, self._connections)
-            if isinstance(error, ABSENT):
+            if isinstance(error, UNAVAILABLE_ERRORS):
                 self._failed(str(outage))
             else:
                 self.succeeded()

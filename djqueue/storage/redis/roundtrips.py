@@ -5,7 +5,6 @@ replies; `Roundtrips` runs it on a thread or on an event loop.
 """
 
 import asyncio
-import logging
 import math
 import os
 import time
@@ -21,6 +20,7 @@ from djqueue.core.clock import Clock
 from djqueue.core.deadlines import CircuitBreaker, Outage, remaining
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Incident
+from djqueue.core.logs import Log
 from djqueue.core.threads import after_fork
 
 from .connections import Connections
@@ -43,7 +43,7 @@ IN_FLIGHT = 2
 """Concurrent calls of one bulk operation."""
 REPEATABLE = 45.0
 """Seconds after a request in which it may be repeated: scripts remember replies for a minute."""
-logger = logging.getLogger("djqueue.redis")
+logger = Log("djqueue.redis")
 
 
 class ScriptCall(NamedTuple):

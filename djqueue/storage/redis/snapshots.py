@@ -6,7 +6,6 @@ that was scanned already would be missed. Therefore the queues record which jobs
 are read at the end, wherever they are by then.
 """
 
-import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -15,6 +14,7 @@ from typing import Any, NamedTuple
 from djqueue.core.enginejob import EngineJob, ItemStream
 from djqueue.core.errors import RestoreInProgressError
 from djqueue.core.job import DeadLetterRecord, JobRecord
+from djqueue.core.logs import Log
 from djqueue.core.states import State
 from djqueue.storage import snapshots
 from djqueue.storage.snapshots import (
@@ -47,12 +47,12 @@ ARRIVALS_TTL = 600_000
 """Milliseconds for which a queue records arriving jobs after the last page of a read."""
 HELD_BACK = b"g"
 """State code of a waiting job that its group holds back."""
-BEHIND = 1 << 61
+BEHIND_READY = 1 << 61
 """Added to the places of such jobs, which come after those that are ready."""
 CANCEL, RETRIES = 10, 11
 """Indices in the body of a state entry."""
 META = (b"paused", b"mode", b"limited", b"capacity", b"per", b"concurrency")
-logger = logging.getLogger("djqueue.redis")
+logger = Log("djqueue.redis")
 
 
 class SeenJobs:
@@ -368,7 +368,7 @@ def _found(queue: str, job_id: str, reply: Sequence[Any], now: int) -> FoundJob 
     if st is not None:
         number = NUMBER.unpack_from(st, 1)[0]
         if st[:1] == HELD_BACK:
-            number += BEHIND
+            number += BEHIND_READY
         body = unpack(st[25 if st[:1] in ENDED else 9 :])
         job.cancel_requested = bool(body[CANCEL]) and record.state is State.ACTIVE
         retries = body[RETRIES]

@@ -139,7 +139,7 @@ class RedisStorage(Storage):
         # Import late: other processes, such as Spark's executors, may lack Django.
         from djqueue.storage import outbox
 
-        patience = min(outbox.PATIENCE, self.options.timeout)
+        patience = min(outbox.REPLY_TIMEOUT, self.options.timeout)
         connections = Connections({**given, "TIMEOUT": patience})
         hasty = Roundtrips(connections, patience, self.options.stream, self.notify_incidents, clock)
         direct, steps = self._roundtrips, self._enqueueing.steps

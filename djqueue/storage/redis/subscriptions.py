@@ -4,7 +4,6 @@ Scripts only publish events that are subscribed to: all of a queue, or those of 
 so that a process that dies leaves none behind; live processes renew theirs in time.
 """
 
-import logging
 import threading
 import time
 from collections import Counter
@@ -12,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from djqueue.core.errors import StorageError
 from djqueue.core.job import Batch
+from djqueue.core.logs import Log
 from djqueue.core.threads import after_fork
 from djqueue.storage.facets import EventHandler, Events, Unsubscribe
 
@@ -32,7 +32,7 @@ LINGERS = 60.0
 """Seconds for which a queue's channel is kept after its last subscriber: most soon subscribe again."""
 ALL = b"*"
 
-logger = logging.getLogger("djqueue.redis")
+logger = Log("djqueue.redis")
 
 
 class RedisEvents(Events):

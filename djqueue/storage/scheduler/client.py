@@ -7,7 +7,6 @@ connection with a thread.
 import asyncio
 import contextlib
 import itertools
-import logging
 import os
 import secrets
 import select
@@ -22,6 +21,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import CircuitBreaker, Outage, remaining
 from djqueue.core.errors import DjqueueError, SerializationError, StorageUnavailableError, by_code
 from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Finished, Outcome
+from djqueue.core.logs import Log
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.wire import pack
 
@@ -40,11 +40,11 @@ from .protocol import (
     time_for,
 )
 
-logger = logging.getLogger("djqueue.client")
+logger = Log("djqueue.client")
 
 MAX_IDLE = 8
 """Maximum number of idle connections."""
-PATIENCE = 1.0
+RESTART_TIMEOUT = 1.0
 """Seconds for which a call waits for a scheduler that is restarting."""
 CONNECT_EVERY = 0.02
 """Seconds between two tries to connect."""
@@ -290,7 +290,7 @@ class SchedulerClient:
             outage = self.breaker.outage
             raise StorageUnavailableError("no scheduler is running" if outage is None else away_for(outage))
         is_probe = self.breaker.outage is not None
-        patience = min(until, monotonic() + (0 if is_probe else PATIENCE))
+        patience = min(until, monotonic() + (0 if is_probe else RESTART_TIMEOUT))
         while True:
             try:
                 connection = self.connect(min(until, monotonic() + self._timeout))

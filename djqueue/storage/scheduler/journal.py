@@ -5,7 +5,6 @@ the first change, with `WINDOW_JOBS` changed jobs, or as soon as a caller waits 
 same changes are written again, with those that followed.
 """
 
-import logging
 import math
 import threading
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ from djqueue.core.engine.changes import Journal
 from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import DeadLetterRecord
+from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.options import JobKey
 from djqueue.storage.tables.dialects import Dialect
@@ -30,7 +30,7 @@ from djqueue.storage.tables.leaderlease import LeaderLease, LeaderLeaseLostError
 from .changes import MODELS, Done, TableChange, UnwrittenChanges
 from .metrics import StoredMetrics
 
-logger = logging.getLogger("djqueue.scheduler")
+logger = Log("djqueue.scheduler")
 
 WINDOW = 0.010
 """Maximum seconds before a change is written."""

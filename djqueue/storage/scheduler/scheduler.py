@@ -1,6 +1,5 @@
 """The scheduler: the engine, its journal, and the workers whose claims it knows."""
 
-import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,8 @@ from djqueue.core.job import (
     Renewal,
     Swept,
 )
+from djqueue.core.logs import Log
+from djqueue.core.messages import gettext_noop as _
 from djqueue.core.metrics import Tiers
 from djqueue.core.overview import WARN, DiagnosticLine, Diagnostics
 from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
@@ -55,13 +56,13 @@ from .protocol import (
 )
 from .recovery import recover
 
-logger = logging.getLogger("djqueue.scheduler")
+logger = Log("djqueue.scheduler")
 
-ANNOUNCE = 5.0
+ANNOUNCE_TIMEOUT = 5.0
 """Seconds for which a new scheduler waits for the living workers of an earlier one."""
 LOOK_EVERY = 0.05
 """Seconds between two looks whether they are still alive."""
-REMEMBERED = 16
+REMEMBERED_ANSWERS = 16
 """Number of last answers to a client whose claims it may not have received; it has fewer calls in flight."""
 MAX_APPLIED = 10_000
 """Maximum number of outcomes of a client that it may report again."""
@@ -326,7 +327,7 @@ class JobScheduler:
                 finished = finished._replace(accepted=accepted)
             tokens = [o.token for o, held in zip(outcomes, finished.accepted, strict=True) if held]
             record.answers[number] = tokens, finished.claims.jobs
-            if len(record.answers) > REMEMBERED:
+            if len(record.answers) > REMEMBERED_ANSWERS:
                 record.answers.popitem(last=False)
         return finished, self.journal.generation, self.journal.written
 
@@ -338,7 +339,7 @@ class JobScheduler:
     def _give_up(self, record: ClientRecord, number: int) -> None:
         answer = record.answers.pop(number, None)
         if answer is None:
-            record.refused = {one for one in record.refused if one > number - REMEMBERED} | {number}
+            record.refused = {one for one in record.refused if one > number - REMEMBERED_ANSWERS} | {number}
             return
         tokens, claims = answer
         record.note_applied(tokens)
@@ -384,7 +385,7 @@ class JobScheduler:
     def _await_workers(self) -> None:
         waited = 0.0
         try:
-            while self._awaited and waited < ANNOUNCE and not self._closing.wait(LOOK_EVERY):
+            while self._awaited and waited < ANNOUNCE_TIMEOUT and not self._closing.wait(LOOK_EVERY):
                 waited += LOOK_EVERY
                 with self._clients_lock:
                     self._awaited &= self._folder.living()
@@ -447,10 +448,14 @@ class LoadedReads(EngineReads):
 
     def diagnostics(self) -> Diagnostics:
         journal = self._scheduler.journal
-        backlog = DiagnosticLine("scheduler.backlog", "Scheduler", "Unwritten jobs", f"{journal.backlog:,}")
+        backlog = DiagnosticLine(
+            "scheduler.backlog", _("Scheduler"), _("Unwritten jobs"), f"{journal.backlog:,}"
+        )
         lines = [*self.storage_lines(self._describe()), backlog]
         if (failure := journal.failure) is not None:
-            lines.append(DiagnosticLine("scheduler.error", "Scheduler", "Last error", str(failure), WARN))
+            lines.append(
+                DiagnosticLine("scheduler.error", _("Scheduler"), _("Last error"), str(failure), WARN)
+            )
         return Diagnostics("scheduler", self._context.clock.now(), lines)
 
 

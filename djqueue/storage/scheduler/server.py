@@ -12,6 +12,7 @@ from typing import Any
 from django.db import connections
 
 from djqueue.core.errors import DjqueueError, SerializationError, StorageError, StorageUnavailableError
+from djqueue.core.logs import Log
 from djqueue.core.messages import ThrottledLog
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.snapshots import Part
@@ -21,7 +22,7 @@ from .folder import PrivateFolder, other_user
 from .protocol import MAX_GREETING, SUBSCRIPTIONS, VALUE_ERROR, VERSION, frames_of, receive
 from .scheduler import JobScheduler
 
-logger = logging.getLogger("djqueue.scheduler")
+logger = Log("djqueue.scheduler")
 failures = ThrottledLog(logger, 10.0)
 
 MAX_SESSIONS = 1_000

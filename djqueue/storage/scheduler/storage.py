@@ -1,7 +1,6 @@
 """`SchedulerStorage`: the scheduler in the process that runs it, and a client everywhere else."""
 
 import asyncio
-import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from djqueue.core.job import (
     Renewal,
     Swept,
 )
+from djqueue.core.logs import Log
 from djqueue.core.messages import shown_name
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
@@ -36,7 +36,7 @@ from djqueue.storage import backpressure, snapshots
 from djqueue.storage.base import Storage
 from djqueue.storage.capabilities import Capabilities, SchedulerRole
 from djqueue.storage.facets import EventHandler, Events, Jobs, Limiters, Queues, Reads, Unsubscribe, Workers
-from djqueue.storage.outbox import PATIENCE, OutboxTable
+from djqueue.storage.outbox import REPLY_TIMEOUT, OutboxTable
 from djqueue.storage.snapshots import Part, SnapshotCounts, Snapshots
 from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.wire import pack
@@ -47,13 +47,13 @@ from .protocol import OPERATIONS, frames_of, time_for
 from .scheduler import JobScheduler
 from .server import SocketServer
 
-logger = logging.getLogger("djqueue.scheduler")
+logger = Log("djqueue.scheduler")
 
 PART_JOBS = 20_000
 """Maximum number of jobs in a frame."""
 PART_BYTES = 16 * 1024 * 1024
 """Bytes of payloads after which a frame ends."""
-CONFIRM = 2.0
+CONFIRM_TIMEOUT = 2.0
 """Seconds for which a subscription waits until it has begun."""
 
 
@@ -230,8 +230,7 @@ class SchedulerStorage(Storage):
     def _check(self, batches: Sequence[Batch]) -> None:
         for batch in batches:
             self.policy(batch.queue).check_batch(batch)
-            if batch.ids is not None and len(batch.ids) != len(batch.payloads):
-                raise ValueError(f"expected one id per payload ({len(batch.payloads)}), got {len(batch.ids)}")
+            batch.check_ids()
 
     def _send(self, batches: Sequence[Batch], *, written: bool = False) -> list[EnqueueResult]:
         if self._scheduler is not None:
@@ -259,11 +258,11 @@ class SchedulerStorage(Storage):
                 first, size = place, 0
 
     def _send_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        with within(min(PATIENCE, self._timeout) + time_for(batches)):
+        with within(min(REPLY_TIMEOUT, self._timeout) + time_for(batches)):
             return self._send(batches)
 
     async def _asend_soon(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
-        with within(min(PATIENCE, self._timeout) + time_for(batches)):
+        with within(min(REPLY_TIMEOUT, self._timeout) + time_for(batches)):
             return await self._asend(batches)
 
     def _enqueue_written(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
@@ -274,7 +273,7 @@ class SchedulerStorage(Storage):
             self._scheduler.outbox_written()
         elif self.client.outage is None:
             try:
-                with within(PATIENCE):
+                with within(REPLY_TIMEOUT):
                     self.client.call("outbox_written")
             except StorageUnavailableError as error:
                 logger.debug("The relay will find the jobs when the scheduler is back: %s", error)
@@ -317,7 +316,9 @@ class SchedulerStorage(Storage):
         if self._scheduler is not None:
             return self._scheduler.subscribe(operation, args, wake)
         handler = wake if operation == "events.subscribe" else lambda _none: wake()
-        return self.client.subscriptions.subscribe(operation, args, handler, min(CONFIRM, self._timeout))
+        return self.client.subscriptions.subscribe(
+            operation, args, handler, min(CONFIRM_TIMEOUT, self._timeout)
+        )
 
     def sweep(self) -> Swept:
         swept: Swept = self.call("sweep")

@@ -8,7 +8,7 @@ from djqueue.core.clock import SYSTEM_CLOCK, Clock
 MEASURE_EVERY = 60_000
 """Milliseconds between measurements of the difference between the clocks."""
 
-FAST = 200
+EXACT_WITHIN = 200
 """Milliseconds within which a reading of the server's clock is exact enough."""
 TRIES = 4
 """Further readings after one that took longer; the fastest counts."""
@@ -49,7 +49,7 @@ class DatabaseClock:
             # This process may have been stopped between the two readings.
             found = self._started_by(connection)
             for _ in range(TRIES):
-                if found[0] <= FAST:
+                if found[0] <= EXACT_WITHIN:
                     break
                 found = min(found, self._started_by(connection))
             self._started = found[1]

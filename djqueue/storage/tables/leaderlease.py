@@ -52,7 +52,7 @@ def version(alias: str) -> Hashable:
 
     Read it before the rows: a transaction that changes rows changes both at once.
     """
-    rows = models.SchedulerLease.objects.using(alias).filter(name__in=(MIRROR, OUTSIDERS))
+    rows = models.LeaderLeaseRow.objects.using(alias).filter(name__in=(MIRROR, OUTSIDERS))
     found = rows.order_by("name").values_list("name", "generation", "renewed_at", "holder")
     # The mirror's holder says nothing of its rows, and outsiders have nothing but a holder.
     parts = [
@@ -66,7 +66,7 @@ def mark_changed_rows(alias: str) -> None:
     """Record that another program than the mirror changes mirrored rows. Call this in its transaction."""
     now = SYSTEM_CLOCK.now()
     values = {"host": "", "pid": 0, "address": "", "renewed_at": now, "expires_at": now}
-    rows = models.SchedulerLease.objects.using(alias)
+    rows = models.LeaderLeaseRow.objects.using(alias)
     rows.update_or_create(
         name=OUTSIDERS,
         defaults={"holder": secrets.token_hex(8)},
@@ -171,13 +171,13 @@ class LeaderLease:
             return None
         return LeaseHolder(*(getattr(row, name) for name in LeaseHolder._fields))
 
-    def _is_free(self, row: models.SchedulerLease) -> bool:
+    def _is_free(self, row: models.LeaderLeaseRow) -> bool:
         left = to_milliseconds(row.expires_at) - self._clock.now()
         # More is left than a holder ever writes if the wall clock was set back.
         is_over = not 0 < left <= 2 * TTL
         return is_over or procfs.died_here(row.pid, row.host)
 
-    def _take_from(self, row: models.SchedulerLease) -> int:
+    def _take_from(self, row: models.LeaderLeaseRow) -> int:
         last = self._rows().filter(holder=row.holder, generation=row.generation)
         number = row.generation + 1
         return number if last.update(generation=number, **self._values()) else 0
@@ -201,11 +201,11 @@ class LeaderLease:
             "expires_at": now + TTL,
         }
 
-    def _mine(self) -> "QuerySet[models.SchedulerLease]":
+    def _mine(self) -> "QuerySet[models.LeaderLeaseRow]":
         return self._rows().filter(holder=self._holder, generation=self.number)
 
-    def _rows(self) -> "QuerySet[models.SchedulerLease]":
-        return models.SchedulerLease.objects.using(self._alias).filter(name=self._name)
+    def _rows(self) -> "QuerySet[models.LeaderLeaseRow]":
+        return models.LeaderLeaseRow.objects.using(self._alias).filter(name=self._name)
 
 
 def stale_holder(alias: str, name: str, until: int) -> LeaseHolder | None:
@@ -217,7 +217,7 @@ def stale_holder(alias: str, name: str, until: int) -> LeaseHolder | None:
         name: Name of the lease, such as "scheduler".
         until: UTC milliseconds.
     """
-    rows = models.SchedulerLease.objects.using(alias).filter(name=name)
+    rows = models.LeaderLeaseRow.objects.using(alias).filter(name=name)
     row = rows.values_list(*LeaseHolder._fields).first()
     if row is None:
         return None

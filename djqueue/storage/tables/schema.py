@@ -17,6 +17,8 @@ DEFINITIONS = {
 }
 RENAMED = {"group": "concurrency_key"}
 """Columns of earlier versions that have another name now."""
+FORMER_TABLES = {"djqueue_leader_lease": "djqueue_scheduler_lease"}
+"""Names that tables had in earlier versions."""
 Indexes = dict[str, tuple[list[str], bool]]
 """Columns of indexes, and whether they have a condition, by name."""
 
@@ -42,6 +44,11 @@ def changes(alias: str) -> tuple[ProjectState, Migration | None]:
     return found, next(iter(detected.get(APP, ())), None)
 
 
+def table_name(alias: str, table: str) -> str:
+    """Return the name that a table has in a database, which is that of an earlier version until `apply`."""
+    return table if table in connections[alias].introspection.table_names() else FORMER_TABLES[table]
+
+
 def apply(alias: str, state: ProjectState, migration: Migration) -> None:
     """Change the tables: all of them, or none."""
     with connections[alias].schema_editor(atomic=True) as editor:
@@ -55,12 +62,14 @@ def _found(connection: BaseDatabaseWrapper, wanted: ProjectState) -> ProjectStat
         tables = set(connection.introspection.table_names(cursor))
         for model in wanted.models.values():
             table = model.options.get("db_table", "")
+            if table not in tables:
+                table = FORMER_TABLES.get(table, "")
             if not model.options.get("managed", True):
                 found.add_model(model.clone())
             elif table in tables:
                 columns = connection.introspection.get_table_description(cursor, table)
                 names = [column.name for column in columns]
-                found.add_model(_model(model, names, indexes(connection, cursor, table)))
+                found.add_model(_model(model, table, names, indexes(connection, cursor, table)))
     return found
 
 
@@ -78,9 +87,10 @@ def indexes(connection: BaseDatabaseWrapper, cursor: Any, table: str) -> Indexes
     }
 
 
-def _model(wanted: ModelState, columns: list[str], found: Indexes) -> ModelState:
+def _model(wanted: ModelState, table: str, columns: list[str], found: Indexes) -> ModelState:
     """Return a model as its table is; a column or an index that it should not have is only a name."""
     there = wanted.clone()
+    there.options["db_table"] = table
     there.fields = {name: field for name, field in wanted.fields.items() if name in columns}
     for name in (name for name in columns if name not in wanted.fields):
         renamed = wanted.fields.get(RENAMED.get(name, ""))

@@ -36,6 +36,7 @@ from .capacity import CapacityContract
 from .case import POLICIES, StorageCase
 from .claims import ClaimsContract
 from .concurrency import ConcurrencyContract
+from .concurrency_keys import ConcurrencyKeysContract
 from .dead_letter_pages import DeadLetterPagesContract
 from .dead_letters import DeadLettersContract
 from .delayed import DelayedContract
@@ -46,7 +47,6 @@ from .events import EventsContract
 from .exporting import ExportContract
 from .flow_graphs import FlowGraphsContract
 from .flows import FlowsContract
-from .groups import GroupsContract
 from .headers import HeadersContract
 from .ids_and_bytes import IdsAndBytesContract
 from .incidents import IncidentsContract
@@ -88,6 +88,7 @@ __all__ = [
     "CapacityContract",
     "ClaimsContract",
     "ConcurrencyContract",
+    "ConcurrencyKeysContract",
     "DeadLetterPagesContract",
     "DeadLettersContract",
     "DelayedContract",
@@ -98,7 +99,6 @@ __all__ = [
     "ExportContract",
     "FlowGraphsContract",
     "FlowsContract",
-    "GroupsContract",
     "HeadersContract",
     "IdsAndBytesContract",
     "IncidentsContract",
@@ -154,7 +154,7 @@ class StorageContract(
     UpdatesContract,
     ReplacingPayloadsContract,
     CapacityContract,
-    GroupsContract,
+    ConcurrencyKeysContract,
     LimitsContract,
     LimitersContract,
     DependenciesContract,

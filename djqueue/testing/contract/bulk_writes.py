@@ -8,11 +8,11 @@ import pytest
 from djqueue.storage import bulkwrites
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import (
+    DEAD_PUBLISHER_AFTER,
     DONE,
     FAILED,
     MAX_REPORT_AGE,
     PUBLISHING,
-    SILENCE,
     UNFINISHED,
     BulkWriteReport,
     BulkWriteReports,
@@ -183,9 +183,9 @@ class BulkWritesContract(StorageCase):
     def test_silent_report_is_shown_as_unfinished(self, storage: Storage) -> None:
         noted = kept(storage).keep(report())
 
-        assert noted.state_at(noted.updated_at + SILENCE) == PUBLISHING
-        assert noted.state_at(noted.updated_at + SILENCE + 1) == UNFINISHED
-        assert noted._replace(state=DONE).state_at(noted.updated_at + SILENCE + 1) == DONE
+        assert noted.state_at(noted.updated_at + DEAD_PUBLISHER_AFTER) == PUBLISHING
+        assert noted.state_at(noted.updated_at + DEAD_PUBLISHER_AFTER + 1) == UNFINISHED
+        assert noted._replace(state=DONE).state_at(noted.updated_at + DEAD_PUBLISHER_AFTER + 1) == DONE
 
     def several(self, storage: Storage, count: int) -> None:
         """Reports w0, w1, … kept one after another."""

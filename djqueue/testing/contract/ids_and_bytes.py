@@ -128,7 +128,7 @@ class IdsAndBytesContract(StorageCase):
             assert storage.queues.obliterate(queue) == 2
             assert queue not in storage.queues.names()
 
-    def test_unusual_names_keys_groups_and_tags_are_stored_unchanged(self, storage: Storage) -> None:
+    def test_unusual_names_keys_and_tags_are_stored_unchanged(self, storage: Storage) -> None:
         for text in ODD:
             given: dict[str, Any] = {
                 "name": text,

@@ -132,7 +132,7 @@ class InsightContract(StorageCase):
         assert (found[State.COMPLETED], found[State.CANCELLED], found[State.WAITING]) == (2, 0, 1)
         assert found == storage.reads.counts(QUEUE)
 
-    def test_overview_counts_claimable_jobs_by_name_and_group_waiting_jobs(self, storage: Storage) -> None:
+    def test_overview_counts_claimable_jobs_by_name_and_waiting_jobs_of_keys(self, storage: Storage) -> None:
         enqueue_many(storage, 3, name="a")
         enqueue_many(storage, 2, name="b")
         enqueue_many(storage, 4, name="c", concurrency_key="g")
@@ -242,13 +242,13 @@ class InsightContract(StorageCase):
 
         assert overview(storage).tokens == 2
 
-    def test_overview_shows_the_group_mode(self, storage: Storage) -> None:
+    def test_overview_shows_the_key_mode(self, storage: Storage) -> None:
         enqueue(storage, queue=KEYED_ONLY, concurrency_key="g")
 
         assert overview(storage, KEYED_ONLY).key_mode == "keyed"
 
     @pytest.mark.parametrize("is_used", [True, False])
-    def test_group_modes_of_several_queues_are_read_together(self, storage: Storage, is_used: bool) -> None:
+    def test_key_modes_of_several_queues_are_read_together(self, storage: Storage, is_used: bool) -> None:
         if is_used:
             enqueue(storage, queue=KEYED_ONLY, concurrency_key="g")
             enqueue(storage, queue=UNGROUPED)
@@ -372,7 +372,7 @@ class InsightContract(StorageCase):
         assert found.until is not None
         assert 0 < found.until - found.at <= claimed.lease
 
-    def test_explanation_names_paused_queue_and_group(self, storage: Storage) -> None:
+    def test_explanation_names_paused_queue_and_key(self, storage: Storage) -> None:
         grouped, other = enqueue(storage, concurrency_key="g"), enqueue(storage)
         storage.queues.pause_key(QUEUE, "g")
         found = explain(storage, grouped)
@@ -422,7 +422,7 @@ class InsightContract(StorageCase):
         found = explain(storage, waiting)
         assert (found.verdict, found.workers) == ("no_handler", ("unable",))
 
-    def test_explanation_of_busy_group_names_the_active_jobs(self, storage: Storage) -> None:
+    def test_explanation_of_busy_key_names_the_active_jobs(self, storage: Storage) -> None:
         storage.workers.register(worker(concurrency=9))
         first, *others = [enqueue(storage, concurrency_key="g") for _ in range(3)]
         enqueue(storage, concurrency_key="h")
@@ -434,7 +434,7 @@ class InsightContract(StorageCase):
         assert found.holders == (BlockingJob(first, worker().id),)
         assert found.before == 1
 
-    def test_explanation_of_second_job_of_idle_group_is_waiting_turn(self, storage: Storage) -> None:
+    def test_explanation_of_second_job_of_idle_key_is_waiting_turn(self, storage: Storage) -> None:
         storage.workers.register(worker())
         _, second = enqueue(storage, concurrency_key="g"), enqueue(storage, concurrency_key="g")
 

@@ -561,7 +561,7 @@ class ModelContract(StorageCase):
         """Return the machine of this case and a storage."""
         return type("Machine", (StorageMachine,), {"case": self, "storage": storage})
 
-    def test_raised_group_limit_makes_groups_ready_by_name(self, storage: Storage) -> None:
+    def test_raised_key_limit_makes_groups_ready_by_name(self, storage: Storage) -> None:
         if not self.examples:
             pytest.skip("its time cannot be moved")
         machine = self.machine(storage)()

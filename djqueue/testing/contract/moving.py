@@ -479,7 +479,7 @@ class MovingContract(StorageCase):
         assert counts(storage, TO) == {State.WAITING: 1}
         assert storage.reads.dead_letters(BRIEF_LETTERS) == []
 
-    def test_ungrouped_job_is_not_moved_to_queue_with_required_groups(self, storage: Storage) -> None:
+    def test_job_without_key_is_not_moved_to_queue_with_required_keys(self, storage: Storage) -> None:
         a_waiting_job(storage, id="without")
         a_waiting_job(storage, id="with", concurrency_key="g")
 

@@ -75,7 +75,7 @@ class RejectedContract(StorageCase):
 
         assert {answer.status for answer in answers} == {"rejected"}
 
-    def test_rejected_row_ignores_queue_size_and_group_mode(self, storage: Storage) -> None:
+    def test_rejected_row_ignores_queue_size_and_key_mode(self, storage: Storage) -> None:
         storage.enqueue([batch(MAX_SIZE, queue=SMALL)])
 
         storage.enqueue([batch(MAX_SIZE + 1, queue=SMALL, rejected=ERROR)])

@@ -300,7 +300,7 @@ class StagingContract(StorageCase):
         place(storage).publish(manifest, chunks_of(manifest))
         assert place(storage).end(manifest) == Counts(queued=MAX_SIZE + 1)
 
-    def test_published_jobs_respect_groups_and_dependencies(self, storage: Storage) -> None:
+    def test_published_jobs_respect_keys_and_dependencies(self, storage: Storage) -> None:
         enqueue(storage, id="first")
         chunks = [
             batch(3, queue=PAIRS, ids=["a", "b", "c"], concurrency_key="g"),

@@ -87,7 +87,7 @@ def test_message_is_an_active_job_until_it_is_acknowledged(
 def test_maintenance_ends_without_consumers_and_held_messages(
     connection: kombu.Connection, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("djqueue.contrib.celery.broker.ROUND", 0.2)
+    monkeypatch.setattr("djqueue.contrib.celery.broker.MAINTENANCE_INTERVAL", 0.2)
 
     def is_maintained() -> bool:
         broker = connection.transport.broker

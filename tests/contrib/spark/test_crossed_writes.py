@@ -80,7 +80,7 @@ def test_rerun_of_an_earlier_version_keeps_a_committed_later_version(storage, wr
     report = earlier.commit(staged(earlier, ROWS, part="0.1"))
     assert (report.skipped, report.inserted) == (True, 0)
 
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
     storage.sweep()
     assert numbers(storage) == [*range(ROWS)]
 
@@ -163,7 +163,7 @@ def test_sweep_completes_the_report_of_a_write_with_a_write_id(storage, write, m
     tasks = staged(made)
     dies(storage, monkeypatch, "publish_all", lambda: made.commit(tasks), done=2)
 
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
     storage.sweep()
 
     assert numbers(storage) == [*range(ROWS)]
@@ -194,7 +194,7 @@ def test_write_to_many_queues_does_not_finish_an_open_write_to_one_queue(storage
     later = write(queueColumn="q", txnAppId="nightly", txnVersion="8")
     assert later.commit(staged(later, 1_000)).inserted == ROWS
     first.abort(tasks)
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
     storage.sweep()
 
     assert numbers(storage) == [*range(ROWS), *range(1_000, 1_000 + ROWS)]
@@ -205,7 +205,7 @@ def test_sweep_respects_the_maximum_queue_depth(storage, write, monkeypatch):
     made = write(maxQueueDepth="20", **NAMED)
     tasks = staged(made, many=100)
     dies(storage, monkeypatch, "publish_all", lambda: made.commit(tasks))
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
 
     depths = []
     while storage.reads.counts(QUEUE)[State.ACTIVE] < 100:
@@ -223,7 +223,7 @@ def test_sweep_that_waits_for_queue_depth_renews_the_staged_rows(storage, write,
     full.commit(staged(full, many=20))
     waiting = write(maxQueueDepth="20", **NAMED)
     dies(storage, monkeypatch, "begin_all", partial(waiting.commit, staged(waiting)))
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
     monkeypatch.setattr("djqueue.storage.staging.RENEW_EVERY", -1)
     staging = type(storage.capabilities.staging)
     plain, begun = staging.begin_all, []
@@ -252,7 +252,7 @@ def test_sweep_publishes_other_writes_while_some_queues_are_full(storage, write,
         dies(storage, monkeypatch, "begin_all", partial(waiting.commit, staged(waiting)))
     free = write(queueColumn="q", **NAMED)
     dies(storage, monkeypatch, "publish_all", partial(free.commit, staged(free, 1_000, queues=("free",))))
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
 
     for _ in range(2):
         storage.sweep()
@@ -319,7 +319,7 @@ def test_concurrent_writes_with_ids_in_opposite_order_enqueue_each_job_once(post
 def test_sweep_publishes_chunks_larger_than_the_queue(url, storage, write, monkeypatch, when_full):
     made = write(**NAMED)
     dies(storage, monkeypatch, "publish_all", partial(made.commit, staged(made)))
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
     storage.close()
     policy = QueuePolicy(max_size=SIZE // 2, when_full=when_full)
 

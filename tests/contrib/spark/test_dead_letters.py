@@ -137,7 +137,7 @@ def test_dead_letters_of_a_write_expire_like_others(storage, write):
     ("delivery", "target"),
     [("staged", {"queue": QUEUE}), ("direct", {"queue": QUEUE}), ("staged", {"queueColumn": "q"})],
 )
-def test_queue_with_required_groups_rejects_rows_without_a_group(url, delivery, target):
+def test_queue_with_required_keys_rejects_rows_without_a_key(url, delivery, target):
     with closing(open_storage(url, policies={QUEUE: QueuePolicy(key_mode=KEYED)})) as owner:
         owner.enqueue([batch(1, queue=QUEUE, concurrency_key="g", name="other")])
         columns = {"q": [QUEUE, QUEUE], "owner": ["ann", None]}
@@ -156,7 +156,7 @@ def test_queue_with_required_groups_rejects_rows_without_a_group(url, delivery, 
         assert len(owner.reads.dead_letters(QUEUE)) == 1
 
 
-def test_new_redis_queue_gets_the_configured_group_mode(redis_url):
+def test_new_redis_queue_gets_the_configured_key_mode(redis_url):
     columns = {"owner": ["ann"]}
     given = {
         "url": redis_url,

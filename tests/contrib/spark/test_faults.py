@@ -172,7 +172,7 @@ def test_steps_lost_in_a_failover_before_the_plan_is_closed_are_repeated(
 def test_steps_of_a_sweep_lost_in_a_failover_are_repeated_by_the_next_sweep(
     redis_storage, redis_server, monkeypatch
 ):
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
     write = write_to(redis_server.url)
     tasks = [task(write, 0, range(ROWS))]
     redis_storage.capabilities.staging.commit(write._plan(tasks, 0, is_batch=False))  # Then the driver dies.
@@ -189,7 +189,7 @@ def test_steps_of_a_sweep_lost_in_a_failover_are_repeated_by_the_next_sweep(
 
 
 def test_sweep_does_not_wait_for_a_driver_frozen_in_a_transaction(postgresql_url, monkeypatch, caplog):
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
     write = write_to(postgresql_url)
     plan = write._plan([task(write, 0, range(50))], 0, is_batch=False)
     with closing(open_storage(postgresql_url)) as storage, psycopg.connect(postgresql_url) as frozen:
@@ -230,7 +230,7 @@ def test_write_that_stops_during_publication_is_unfinished(redis_storage, redis_
 
 
 def test_frozen_driver_is_skipped_after_a_later_version_was_published(storage, url, monkeypatch):
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
     write = write_to(url, **NAMED)
     tasks = [task(write, 0, range(ROWS))]
     kind = type(storage.capabilities.staging)
@@ -267,7 +267,7 @@ def test_frozen_driver_is_skipped_after_a_later_version_was_published(storage, u
     ],
 )
 def test_frozen_driver_reports_its_jobs_after_a_sweep_published_them(storage, url, monkeypatch, step):
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
     write = write_to(url, **NAMED)
     tasks = [task(write, 0, range(ROWS))]
     kind = type(storage.capabilities.staging)

@@ -201,7 +201,7 @@ def test_option_without_effect_on_the_operation_is_rejected(operation, more, mes
     assert message in str(raised.value)
 
 
-def test_group_mode_without_a_queue_is_rejected():
+def test_key_mode_without_a_queue_is_rejected():
     given = {"url": "redis://x", "queueColumn": "q", "job": "j", "keyMode": "keyed"}
 
     with pytest.raises(

@@ -165,7 +165,7 @@ def test_sweep_completes_the_report_of_a_killed_driver(storage, write, monkeypat
         kill(patch, storage, step, moment)
         with pytest.raises(Killed):
             made.commit(told)
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
 
     storage.sweep()
 

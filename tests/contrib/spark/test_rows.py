@@ -287,7 +287,7 @@ def test_rows_with_different_options_are_converted_one_by_one():
     assert kind(priorityColumn="n") is JobReader
 
 
-def test_group_modes_of_many_queues_are_looked_up_together():
+def test_key_modes_of_many_queues_are_looked_up_together():
     asked = []
 
     def modes(queues):

@@ -195,7 +195,7 @@ def test_write_without_remaining_rows_does_not_block_the_next(storage, write, mo
 def test_sweep_publishes_the_write_of_a_silent_driver(storage, write, monkeypatch, named):
     made = dies_amid_publish(storage, write, monkeypatch, **named)
 
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
     storage.sweep()
 
     assert numbers(storage) == [*range(150)]
@@ -213,7 +213,7 @@ def test_sweep_does_not_publish_the_write_of_a_live_driver(storage, write, monke
 
 
 def test_sweep_and_slow_driver_publish_each_row_once(storage, write, monkeypatch):
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
     staging = type(storage.capabilities.staging)
     plain = staging.publish_all
 
@@ -239,7 +239,7 @@ def test_sweep_removes_a_write_without_remaining_rows(storage, write, monkeypatc
     dies_at("begin_all", storage, monkeypatch, lambda: made.commit(told))
     storage.capabilities.staging.forget(QUEUE, made.app, made.id)
 
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
     storage.sweep()
 
     assert numbers(storage) == []
@@ -257,7 +257,7 @@ def test_unnamed_write_that_fails_before_its_first_job_is_withdrawn(storage, wri
     withdrawn = storage.capabilities.bulk_writes.get(made.id)
     assert (withdrawn.state, withdrawn.inserted) == ("failed", 0)
     assert withdrawn.error
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
     storage.sweep()
     again = write()
     again.commit(tasks(again))
@@ -270,7 +270,7 @@ def test_unnamed_write_adopted_by_a_sweep_is_not_withdrawn(storage, write, monke
     made = write()
     told = tasks(made)
     dies_at("publish_all", storage, monkeypatch, lambda: made.commit(told))
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
     assert [plan.write for plan in storage.capabilities.staging.adopt(-1, 10)] == [made.id]
 
     made.abort(told)
@@ -284,7 +284,7 @@ def test_unnamed_write_adopted_by_a_sweep_is_not_withdrawn(storage, write, monke
 
 def test_incomplete_write_is_abandoned_after_a_week_and_never_published_twice(storage, write, monkeypatch):
     made = dies_amid_publish(storage, write, monkeypatch)
-    monkeypatch.setattr("djqueue.storage.staging.SILENCE", -1)
+    monkeypatch.setattr("djqueue.storage.staging.TAKEOVER_AFTER", -1)
     staging = type(storage.capabilities.staging)
 
     def gone(self, chunks):
@@ -452,7 +452,7 @@ def test_equal_rows_of_a_direct_write_become_separate_jobs(storage, write):
     assert numbers(storage) == [1, 1, 1]
 
 
-def test_queue_with_required_groups_is_checked_before_tasks_start(url, write):
+def test_queue_with_required_keys_is_checked_before_tasks_start(url, write):
     policies = {QUEUE: QueuePolicy(key_mode=KEYED)}
     with closing(open_storage(url, policies=policies)) as owner:
         owner.enqueue([batch(1, queue=QUEUE, concurrency_key="g")])
@@ -464,7 +464,7 @@ def test_queue_with_required_groups_is_checked_before_tasks_start(url, write):
 
 
 @pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_queue_with_required_groups_accepts_jobs_with_groups(url, delivery):
+def test_queue_with_required_keys_accepts_jobs_with_keys(url, delivery):
     with closing(open_storage(url, policies={QUEUE: QueuePolicy(key_mode=KEYED)})) as owner:
         owner.enqueue([batch(1, queue=QUEUE, concurrency_key="g")])
 

@@ -27,6 +27,28 @@ new MutationObserver((all) => { djqChanges += all.filter(counts).length; }).obse
 """
 
 
+KEEP_PLOTS = """
+window.djqPlots = [];
+let library;
+const keep = (Plot, values) => {
+  const plot = new Plot(...values);
+  djqPlots.push(plot);
+  return plot;
+};
+Object.defineProperty(window, "uPlot", {
+  get: () => library,
+  set: (value) => { library = new Proxy(value, {construct: keep}); },
+});
+"""
+WRONG_PLOTS = """
+djqPlots.filter((plot) => plot.root.isConnected).flatMap((plot) => {
+  const rows = [...plot.root.closest("figure").querySelectorAll("table.djq-table tbody tr")];
+  const cell = (row, column) => row.children[column].dataset.v;
+  const expected = plot.series.map((_series, column) => rows.map(
+    (row) => cell(row, column) === "" ? null : Number(cell(row, column))));
+  return JSON.stringify(expected) === JSON.stringify(plot.data) ? [] : [[expected, plot.data]];
+})
+"""
 SETTLED = "!document.querySelector('.htmx-request, .htmx-swapping, .htmx-settling, .htmx-added')"
 
 
@@ -86,6 +108,22 @@ def test_refresh_shows_changes_and_leaves_unchanged_page_alone(open_page):
     read_cache.clear()
     assert look(page).status == 200
     expect(row).to_contain_text("paused")
+
+
+def test_charts_show_the_numbers_of_their_tables_after_a_refresh(open_page):
+    queue = Queue("emails")
+    queue.enqueue(1)
+    page = open_page("about:blank")
+    page.add_init_script(KEEP_PLOTS)
+    page.goto(address(BY_NAME["queue"]))
+    ready(page)
+    page.wait_for_function("window.djqPlots.length")
+    for enqueued in (2, 3, 4):
+        queue.enqueue(enqueued)
+        read_cache.clear()
+        assert look(page).status == 200
+        assert page.evaluate(WRONG_PLOTS) == []
+    assert page.evaluate("djqPlots.filter((plot) => plot.root.isConnected).length") >= 1
 
 
 def test_hidden_page_sends_no_requests(open_page):

@@ -2,6 +2,8 @@
 
 import asyncio
 import ctypes
+import decimal
+import locale
 import multiprocessing
 import os
 import resource
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -405,6 +408,30 @@ def leaves_timers_and_tasks():
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir("/")
     return [os.getpid()]
+
+
+@job(executor="isolated")
+def changes_its_process():
+    """The process that the job finds: folder, umask, warnings filters, locale, precision. It changes them."""
+    umask = os.umask(0o077)
+    found = [os.getcwd(), umask, len(warnings.filters), locale.setlocale(locale.LC_ALL)]
+    precision = decimal.getcontext().prec
+    os.chdir("/")
+    warnings.simplefilter("error")
+    locale.setlocale(locale.LC_ALL, "C.UTF-8" if "C.UTF-8" not in found[3] else "C")
+    decimal.getcontext().prec = 3
+    return [os.getpid(), *found, precision]
+
+
+class HostileError(BaseException):
+    @property
+    def __class__(self):
+        raise self
+
+
+@job(executor="isolated", max_attempts=1)
+async def raises_what_cannot_be_looked_at():
+    raise HostileError
 
 
 @job(executor="isolated")

@@ -124,7 +124,7 @@ async def test_broken_connection_is_not_reused(storage, queue, census, keep_aliv
 async def test_connection_older_than_its_maximum_age_is_not_reused(
     storage, queue, census, keep_alive, monkeypatch, is_async
 ):
-    monkeypatch.setattr(module, "RECENT", 0)
+    monkeypatch.setattr(module, "RECHECK_AFTER", 0)
 
     async with working(storage, handler_of(census, is_async), concurrency=1) as worker:
         threads = worker.executor._threads._pool
@@ -240,6 +240,33 @@ async def test_open_transaction_does_not_reach_the_next_job(storage, queue, keep
     assert queue.get_result(after) == [True, 0]
 
 
+@BOTH
+async def test_open_atomic_block_does_not_reach_the_next_job(storage, queue, keep_alive, caplog, is_async):
+    def leave_open():
+        transaction.atomic().__enter__()
+        Group.objects.create(name="never committed")
+
+    def look():
+        Group.objects.create(name="committed")
+        return connection.in_atomic_block
+
+    def synchronous(job):
+        return leave_open() if job.payload == "leaves it open" else look()
+
+    async def asynchronous(job):
+        return await sync_to_async(synchronous)(job)
+
+    queue.enqueue("leaves it open", name=HANDLER, id="bad", priority=1)
+    after = queue.enqueue("looks", name=HANDLER).id
+    await work_off(storage, asynchronous if is_async else synchronous, concurrency=1)
+
+    assert queue.get_result(after) is False
+    assert [group.name async for group in Group.objects.all()] == ["committed"]
+    [line] = messages(caplog)
+    assert line.startswith("handler [bad] left database connections")
+    assert "a transaction of 'default' was still open, and has been rolled back" in line
+
+
 async def test_failed_job_rolls_back_its_transaction(storage, queue):
     @transaction.atomic
     def handler(job):
@@ -270,4 +297,4 @@ async def test_error_while_closing_connections_does_not_fail_the_job(
     await work_off(storage, asynchronous if is_async else lambda job: "done")
 
     assert queue.get_result(job_id) == "done"
-    assert any("database connections failed" in line for line in messages(caplog))
+    assert any("left database connections that" in line for line in messages(caplog))

@@ -744,6 +744,18 @@ async def test_timers_and_signal_handlers_end_with_their_job(site):
     assert (await site.failure(jobs.sleeps, 60, timeout=0.2))[0] == "timeout"
 
 
+async def test_job_fails_whatever_its_async_handler_raises(site):
+    failed = await site.record_of_failure(jobs.raises_what_cannot_be_looked_at)
+
+    assert failed.error.type.endswith("HostileError")
+
+
+async def test_changes_of_a_job_to_its_process_do_not_reach_the_next_one(site):
+    first = await site.result(jobs.changes_its_process)
+
+    assert await site.result(jobs.changes_its_process) == first
+
+
 async def test_process_forked_by_an_isolated_job_can_be_terminated(site):
     assert await site.result(jobs.terminates_a_fork) == -signal.SIGTERM
 

@@ -6,6 +6,7 @@ import weakref
 
 from djqueue.runtime.executors import threadpool as pool_module
 from djqueue.runtime.executors.threadpool import ThreadPool
+from tests.runtime.running import HANDLER, messages, reached, working
 from tests.support import PATIENCE, eventually
 
 
@@ -48,6 +49,55 @@ def test_thread_count_never_exceeds_the_limit():
     eventually(lambda: not live("test"))
 
     assert names == {"test-1", "test-2", "test-3"}
+
+
+def test_calls_run_although_the_system_has_no_further_thread(monkeypatch):
+    missing = []
+    pool = ThreadPool(3, "test", on_starved=missing.append)
+    go_on, busy = threading.Event(), threading.Event()
+    done: list[str] = []
+
+    def wait(_):
+        busy.set()
+        go_on.wait(PATIENCE)
+
+    pool.submit(wait, None)
+    busy.wait(PATIENCE)
+    with monkeypatch.context() as patch:
+        patch.setattr(pool_module.Thread, "start", refuse)
+        pool.submit(done.append, "needs a second thread")
+        assert [str(error) for error in missing] == ["can't start new thread"]
+    pool.wake()
+    eventually(lambda: done == ["needs a second thread"])
+    go_on.set()
+    pool.submit(done.append, "after it")
+    eventually(lambda: len(done) == 2)
+    pool.close()
+
+
+async def test_job_waits_while_the_system_has_no_thread_at_all(storage, queue, monkeypatch, caplog):
+    monkeypatch.setattr("djqueue.runtime.executors.threads.RETRY", 0.01)
+    tries, start = [], threading.Thread.start
+
+    def start_late(thread):
+        if thread.name.startswith("djqueue-job"):
+            tries.append(thread)
+            if len(tries) < 4:
+                refuse(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    job_id = queue.enqueue(name=HANDLER).id
+
+    async with working(storage, lambda job: "done"):
+        await reached(queue, job_id, "completed")
+
+    assert len(tries) == 4
+    assert sum("cannot start a thread for its jobs" in line for line in messages(caplog)) == 1
+
+
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
 
 
 def test_short_calls_reuse_few_threads():

@@ -50,7 +50,7 @@ def stopped(pid):
 
 
 def leader_pid():
-    return models.SchedulerLease.objects.get(name=workers.LEADER).pid
+    return models.LeaderLeaseRow.objects.get(name=workers.LEADER).pid
 
 
 # Who leads.
@@ -92,7 +92,7 @@ def test_resigning_without_leading_changes_nothing(pair, clock):
 def test_leader_that_died_on_this_machine_is_replaced_at_once(pair, clock):
     first, second = pair
     assert sweeps(first, clock)
-    models.SchedulerLease.objects.filter(name=workers.LEADER).update(host=f"{host_name()}@1")
+    models.LeaderLeaseRow.objects.filter(name=workers.LEADER).update(host=f"{host_name()}@1")
 
     assert sweeps(second, clock)
 

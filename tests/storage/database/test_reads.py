@@ -131,7 +131,7 @@ def test_silent_worker_is_not_alive_before_a_sweep(make):
 
 
 def test_large_queue_is_counted_by_name_once_in_a_while(make, monkeypatch):
-    monkeypatch.setattr("djqueue.storage.database.reads.MANY", 9)
+    monkeypatch.setattr("djqueue.storage.database.reads.MAX_COUNTED_BY_NAME", 9)
     storage = make()
     enqueue_many(storage, 8, name="a")
     enqueue_many(storage, 2, name="b")

@@ -16,7 +16,7 @@ LONG_RUNNING, JUST_STARTED = 1_000_000_000, 5_000
 
 def restart():
     """Let the database look as if it was last used before a restart of the machine."""
-    assert models.SchedulerLease.objects.filter(name="boot").update(host="this-machine/an-earlier-boot/pid:1")
+    assert models.LeaderLeaseRow.objects.filter(name="boot").update(host="this-machine/an-earlier-boot/pid:1")
 
 
 def test_leases_of_before_end_with_the_restart(make):
@@ -75,4 +75,4 @@ def test_wall_clock_decides_where_the_boot_is_unknown(make, monkeypatch):
     storage = make(clock=clock)
 
     assert storage.database.tick() == clock.now()
-    assert not models.SchedulerLease.objects.filter(name="boot").exists()
+    assert not models.LeaderLeaseRow.objects.filter(name="boot").exists()

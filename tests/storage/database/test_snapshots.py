@@ -231,7 +231,7 @@ UNTOUCHED = {
     "djqueue_observed",
     "djqueue_outbox_job",
     "djqueue_payload_version",
-    "djqueue_scheduler_lease",
+    "djqueue_leader_lease",
     "djqueue_worker_state",
 }
 """Tables of what is not part of a snapshot."""

@@ -21,8 +21,8 @@ from djqueue.core.states import State
 from djqueue.storage.database import DatabaseStorage, staging
 from djqueue.storage.staging import (
     RESUMABLE,
-    SILENCE,
     STAGE_TTL,
+    TAKEOVER_AFTER,
     ChunkMissingError,
     Counts,
     Manifest,
@@ -504,7 +504,7 @@ def test_sweep_publishes_the_rest_of_a_silent_plan(owner, clock):
     owner.sweep()
     assert owner.reads.counts("b")["waiting"] == 0
 
-    clock.advance(SILENCE)
+    clock.advance(TAKEOVER_AFTER)
     owner.sweep()
 
     assert {name: owner.reads.counts(name)["waiting"] for name in ("a", "b")} == {"a": 2, "b": 2}
@@ -516,7 +516,7 @@ def test_sweep_drops_a_silent_plan_whose_jobs_have_expired(owner, clock):
     mine, _ = committed(owner)
     spark_models.StagedPart.objects.update(expires_at=0)
     spark_models.Publication.objects.all().delete()
-    clock.advance(SILENCE)
+    clock.advance(TAKEOVER_AFTER)
 
     owner.sweep()
 

@@ -24,8 +24,7 @@ from djqueue.core.errors import (
 from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.fields import NAME_LENGTH
-from djqueue.storage.database import DatabaseStorage, dialects, reads
-from djqueue.storage.database import enqueue as enqueues
+from djqueue.storage.database import DatabaseStorage, dialects, reads, writebuffer
 from djqueue.storage.database.dialects import LockFile, SqliteSql
 from djqueue.storage.database.transaction import Tx
 from djqueue.testing.factories import (
@@ -217,7 +216,7 @@ def test_deadline_of_a_coroutine_reaches_the_thread(make):
 
 @on_postgresql
 def test_connections_that_the_server_has_ended_are_replaced(make, monkeypatch):
-    monkeypatch.setattr("djqueue.storage.database.connections.UNTESTED", 0.0)
+    monkeypatch.setattr("djqueue.storage.database.connections.TEST_AFTER_IDLE", 0.0)
     storage = make()
     enqueue(storage)
     with connection.cursor() as cursor:
@@ -542,7 +541,7 @@ def test_waiting_in_a_transaction_is_refused_if_the_job_cannot_start(make, durab
 
 
 def test_interrupted_write_of_jobs_that_are_not_durable_is_repeated(make, monkeypatch):
-    monkeypatch.setattr(enqueues, "DELAY", 3_600.0)
+    monkeypatch.setattr(writebuffer, "WRITE_DELAY", 3_600.0)
     storage = make()
     job_id = enqueue(storage, durable=False)
     write = storage.database.transactions.write_apart
@@ -582,7 +581,7 @@ def test_read_waits_for_jobs_that_are_being_written(make, monkeypatch):
 
 
 def test_process_sees_the_jobs_that_it_has_enqueued_before(make, monkeypatch):
-    monkeypatch.setattr(enqueues, "DELAY", 3_600.0)
+    monkeypatch.setattr(writebuffer, "WRITE_DELAY", 3_600.0)
     storage = make()
     job_id = enqueue(storage, durable=False)
     assert not models.Job.objects.exists()
@@ -591,7 +590,7 @@ def test_process_sees_the_jobs_that_it_has_enqueued_before(make, monkeypatch):
 
 
 def test_many_jobs_are_written_together(make, monkeypatch):
-    monkeypatch.setattr(enqueues, "DELAY", 3_600.0)
+    monkeypatch.setattr(writebuffer, "WRITE_DELAY", 3_600.0)
     storage = make()
     for _ in range(100):
         enqueue(storage, durable=False)
@@ -600,7 +599,7 @@ def test_many_jobs_are_written_together(make, monkeypatch):
 
 
 def test_closing_writes_what_waits(make, monkeypatch):
-    monkeypatch.setattr(enqueues, "DELAY", 3_600.0)
+    monkeypatch.setattr(writebuffer, "WRITE_DELAY", 3_600.0)
     storage = make(connect=False)
     enqueue(storage, durable=False)
 
@@ -636,7 +635,7 @@ def test_wrong_options_are_refused_at_once(make):
 
 
 def test_jobs_wait_for_a_database_that_is_away(make, monkeypatch, caplog):
-    monkeypatch.setattr(enqueues, "RETRY", 0.01)
+    monkeypatch.setattr(writebuffer, "RETRY_INTERVAL", 0.01)
     storage = make(connect=False)
     write, failures = storage.database.transactions.write_apart, []
 
@@ -655,8 +654,8 @@ def test_jobs_wait_for_a_database_that_is_away(make, monkeypatch, caplog):
 
 
 def test_full_buffer_refuses_jobs(make, monkeypatch):
-    monkeypatch.setattr(enqueues, "MAX_JOBS", 2)
-    monkeypatch.setattr(enqueues, "DELAY", 3_600.0)
+    monkeypatch.setattr(writebuffer, "MAX_JOBS", 2)
+    monkeypatch.setattr(writebuffer, "WRITE_DELAY", 3_600.0)
     storage = make(connect=False)
     for _ in range(2):
         enqueue(storage, durable=False)
@@ -666,7 +665,7 @@ def test_full_buffer_refuses_jobs(make, monkeypatch):
 
 
 def test_job_that_cannot_be_written_is_counted_and_takes_no_others_with_it(make, monkeypatch, caplog):
-    monkeypatch.setattr(enqueues, "DELAY", 3_600.0)
+    monkeypatch.setattr(writebuffer, "WRITE_DELAY", 3_600.0)
     storage = make(connect=False)
     write = storage.database.transactions.write_apart
 

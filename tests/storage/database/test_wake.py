@@ -297,7 +297,7 @@ def test_event_of_an_earlier_id_that_commits_later_is_delivered(make):
 
 @on_postgresql
 def test_subscription_waits_for_transactions_that_do_not_know_of_it(make, monkeypatch):
-    monkeypatch.setattr(events, "WRITERS", PATIENCE)
+    monkeypatch.setattr(events, "WRITERS_TIMEOUT", PATIENCE)
     storage, producer, recorder = make(connect=False), make(connect=False), Recorder()
     enqueue(producer, id="before")
     began, may_commit, subscribed = threading.Event(), threading.Event(), threading.Event()

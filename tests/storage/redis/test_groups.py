@@ -37,7 +37,7 @@ def make(redis_url):
         ("optional", "global"),
     ],
 )
-def test_process_configured_for_another_group_mode_is_rejected(make, first, second):
+def test_process_configured_for_another_key_mode_is_rejected(make, first, second):
     enqueue(make(first), concurrency_key="g")
     message = f"'{QUEUE}'.*'{first}'.*'{second}'"
 
@@ -62,7 +62,7 @@ def test_worker_may_start_before_the_first_job_of_a_queue(make):
     assert len(claim(worker)) == 1
 
 
-def test_obliterated_queue_may_have_another_group_mode(make):
+def test_obliterated_queue_may_have_another_key_mode(make):
     first, second = make("keyed"), make("global")
     enqueue(first, concurrency_key="g")
     first.queues.obliterate(QUEUE)
@@ -94,7 +94,7 @@ def test_claim_costs_the_same_however_many_jobs_of_another_group_wait(make, redi
     assert before == after
 
 
-def test_queue_without_a_group_mode_gets_the_mode_of_its_next_use(make, redis_url):
+def test_queue_without_a_key_mode_gets_the_mode_of_its_next_use(make, redis_url):
     enqueue(make(), concurrency_key="g")
     with closing(redis.Redis.from_url(redis_url)) as server:
         server.hdel(f"{{q:{QUEUE}}}:meta", "mode")
@@ -112,7 +112,7 @@ def test_claim_from_an_empty_queue_stores_nothing(make, redis_url):
     assert len(enqueue_many(make("optional"), 2)) == 2
 
 
-def test_process_configured_for_another_group_mode_cannot_move_a_job(make):
+def test_process_configured_for_another_key_mode_cannot_move_a_job(make):
     enqueue(make("keyed"), concurrency_key="g")
     other = make("global")
     enqueue(other, queue="another", concurrency_key="g", id="moving")
@@ -121,7 +121,7 @@ def test_process_configured_for_another_group_mode_cannot_move_a_job(make):
         other.jobs.move("another", ["moving"], QUEUE)
 
 
-def test_group_rate_buckets_are_removed_when_the_rate_has_refilled(redis_url):
+def test_key_rate_buckets_are_removed_when_the_rate_has_refilled(redis_url):
     clock = FakeClock()
     policies = {QUEUE: QueuePolicy(key_concurrency=5, key_rate=Rate(3, 1_000))}
     with (

@@ -363,7 +363,7 @@ def test_listener_resubscribes_to_a_restarted_server(single, redis_server, liste
 
 
 def test_listener_reconnects_after_a_silent_server(place, listen, monkeypatch, caplog):
-    monkeypatch.setattr(pubsub, "QUIET", 1)
+    monkeypatch.setattr(pubsub, "PING_AFTER", 1)
     listener = listen(place)
     heard = Heard()
     listener.add("channel", heard, heard.missed)
@@ -379,7 +379,7 @@ def test_listener_reconnects_after_a_silent_server(place, listen, monkeypatch, c
 
 
 def test_listener_pings_a_quiet_server_and_stays_connected(place, listen, monkeypatch):
-    monkeypatch.setattr(pubsub, "QUIET", 2)
+    monkeypatch.setattr(pubsub, "PING_AFTER", 2)
     listener = listen(place)
     heard = Heard()
     listener.add("channel", heard, heard.missed)

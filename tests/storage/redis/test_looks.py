@@ -19,7 +19,7 @@ from .conftest import BUSY
 @pytest.fixture(autouse=True)
 def fresh_names(monkeypatch):
     """Keep the names of the queues for longer than a test takes on a busy machine."""
-    monkeypatch.setattr(keyspace, "FRESH", 600)
+    monkeypatch.setattr(keyspace, "NAMES_TTL", 600)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_worker_with_a_subscription_lists_queue_names_once(worker, producer, red
 
 
 def test_queue_names_are_listed_again_after_a_while(worker, producer, redis_server, monkeypatch):
-    monkeypatch.setattr(keyspace, "FRESH", 0)
+    monkeypatch.setattr(keyspace, "NAMES_TTL", 0)
     enqueue_many(producer, 3, queue="one")
     unsubscribe = worker.listen(None, lambda: None)
     claim(worker)

@@ -422,7 +422,7 @@ def test_repeated_pause_resume_and_set_limits_change_nothing(storage, twice):
         assert len(claim(storage)) == 1
 
 
-def test_repeated_group_limit_calls_change_nothing(storage, twice):
+def test_repeated_key_limit_calls_change_nothing(storage, twice):
     with twice():
         storage.queues.set_key_limit(QUEUE, None, concurrency=3)
         storage.queues.set_key_limit(QUEUE, "g", rate=Rate(2, DELAY), weight=2)

@@ -43,7 +43,7 @@ def _connections_of_test_threads() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep a scheduler that a busy machine suspends from being taken for one that is away."""
-    monkeypatch.setattr("djqueue.storage.scheduler.storage.PATIENCE", PATIENCE)
+    monkeypatch.setattr("djqueue.storage.scheduler.storage.REPLY_TIMEOUT", PATIENCE)
 
 
 @pytest.fixture

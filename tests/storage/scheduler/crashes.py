@@ -32,7 +32,7 @@ def answers(client: SchedulerStorage) -> bool:
 
 def end_lease() -> None:
     """Let another scheduler take over, as from a process that has died."""
-    models.SchedulerLease.objects.filter(name="scheduler").update(expires_at=0)
+    models.LeaderLeaseRow.objects.filter(name="scheduler").update(expires_at=0)
 
 
 def _killed(*_: object) -> None:

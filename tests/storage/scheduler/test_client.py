@@ -45,7 +45,7 @@ from .programs import Child
 @pytest.fixture
 def away(make_storage, monkeypatch):
     """A client without a scheduler."""
-    monkeypatch.setattr("djqueue.storage.scheduler.client.PATIENCE", 0.0)
+    monkeypatch.setattr("djqueue.storage.scheduler.client.RESTART_TIMEOUT", 0.0)
     return make_storage()
 
 
@@ -113,7 +113,7 @@ def test_commit_wakes_the_relay(client, scheduler):
 
 
 def test_scheduler_that_cannot_write_is_not_taken_for_one_that_is_away(scheduler, make_storage, monkeypatch):
-    monkeypatch.setattr("djqueue.storage.scheduler.storage.PATIENCE", 3)
+    monkeypatch.setattr("djqueue.storage.scheduler.storage.REPLY_TIMEOUT", 3)
     goes_on = threading.Event()
     journal = scheduler.scheduler.journal
     journal.wait()
@@ -209,7 +209,7 @@ def test_subscription_goes_on_with_the_next_scheduler(scheduler, client, make_st
     client.events.subscribe(QUEUE, recorder)
     crash(scheduler)
     scheduler.close()
-    models.SchedulerLease.objects.update(expires_at=0)
+    models.LeaderLeaseRow.objects.update(expires_at=0)
     make_storage(here=True)
     eventually(lambda: enqueue(client) and recorder.events())
 

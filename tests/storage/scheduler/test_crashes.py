@@ -207,7 +207,7 @@ class Workload:
 def test_scheduler_killed_before_any_write_loses_nothing_that_was_answered(make_storage, monkeypatch):
     number, deaths = 0, 0
     apply = TableChange.apply
-    monkeypatch.setattr("djqueue.storage.scheduler.client.PATIENCE", 0.0)
+    monkeypatch.setattr("djqueue.storage.scheduler.client.RESTART_TIMEOUT", 0.0)
     while True:
         number += 1
         scheduler, client = make_storage(here=True), make_storage()

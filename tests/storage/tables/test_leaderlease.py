@@ -28,14 +28,14 @@ def held(clock: FakeClock) -> LeaderLease:
 def test_lease_row_names_the_process_and_its_start(clock: FakeClock) -> None:
     held(clock)
 
-    row = models.SchedulerLease.objects.get(name="mirror")
+    row = models.LeaderLeaseRow.objects.get(name="mirror")
     assert (row.pid, row.host) == (os.getpid(), host_name() + start_mark(os.getpid()))
 
 
 def test_process_with_a_reused_id_is_not_mistaken_for_a_dead_one(clock: FakeClock) -> None:
     held(clock)
     assert not LeaderLease("default", clock, "mirror").acquire()
-    models.SchedulerLease.objects.filter(name="mirror").update(host=f"{host_name()}@1")
+    models.LeaderLeaseRow.objects.filter(name="mirror").update(host=f"{host_name()}@1")
 
     assert LeaderLease("default", clock, "mirror").acquire()
 

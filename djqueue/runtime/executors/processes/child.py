@@ -8,11 +8,13 @@ import _thread
 import asyncio
 import errno
 import faulthandler
+import locale
 import os
 import signal
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
@@ -63,7 +65,7 @@ if TYPE_CHECKING:
     from djqueue.storage.facets import Events, Jobs, Limiters, Queues, Reads, Workers
     from djqueue.storage.snapshots import Snapshots
 
-LEFT = 1.0
+LEFTOVER_GRACE = 1.0
 """Seconds that tasks which a job has left behind have to end."""
 ASK = {stop: signal.SIGRTMIN + stop for stop in Stop if stop} if sys.platform == "linux" else {}
 """Signal that asks a job to stop, by reason."""
@@ -246,7 +248,8 @@ class JobServer:
         self._link = link
         settings = get_settings()
         self._reports = LinkReports(link, settings)
-        self._execution = Execution(settings, Random(), RunEvents(f"process {os.getpid()}"))
+        self._events = RunEvents(f"process {os.getpid()}")
+        self._execution = Execution(settings, Random(), self._events)
         self._layers = layers_of(settings)
         self._handlers: dict[str, Handler] = {}
         self._has_django = has_django()
@@ -269,6 +272,9 @@ class JobServer:
             signal.signal(number, handle)
         let_forks_end()
         self._folder = os.getcwd()
+        self._umask = os.umask(0)
+        os.umask(self._umask)
+        self._locale = locale.setlocale(locale.LC_ALL)
         self._link._send(HELLO)
         while (message := self._link.receive()) is not None:
             _, number, body, deadline, self._reports.worker_id = message
@@ -281,7 +287,8 @@ class JobServer:
         if self._stop:
             run.ask_to_stop(self._stop)
         self._link.begin()
-        outcome = copy_context().run(self._outcome, run)
+        with warnings.catch_warnings():
+            outcome = copy_context().run(self._outcome, run)
         self._run = None
         self._restore()
         run.outcome = outcome
@@ -298,7 +305,10 @@ class JobServer:
         )
 
     def _restore(self) -> None:
-        """Undo what would disturb the next job: timers, tasks, signal handlers, the working directory."""
+        """Undo what would disturb the next job, such as timers, tasks, signal handlers and the locale."""
+        os.umask(self._umask)
+        if locale.setlocale(locale.LC_ALL) != self._locale:
+            locale.setlocale(locale.LC_ALL, self._locale)
         for timer in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF):
             signal.setitimer(timer, 0)
         for number, handle in self._handlers_of_signals.items():
@@ -340,7 +350,10 @@ class JobServer:
             value = run.handler.call(run)
         finally:
             if self._has_django:
-                clean_connections()
+                try:
+                    clean_connections()
+                except Exception as error:
+                    self._events.cleanup_failed(run, error)
         if value is not None and hasattr(value, "__await__"):
 
             async def rest(_: Run) -> Any:
@@ -352,15 +365,21 @@ class JobServer:
     def _on_loop(self, run: Run, call: Callable[[Run], Any]) -> Any:
         if self._runner is None:
             self._runner = asyncio.Runner()
-        return self._runner.run(self._acall(run, call), context=copy_context())
+        value, error = self._runner.run(self._acall(run, call), context=copy_context())
+        if error is not None:
+            raise error
+        return value
 
-    async def _acall(self, run: Run, call: Callable[[Run], Any]) -> Any:
+    async def _acall(self, run: Run, call: Callable[[Run], Any]) -> tuple[Any, BaseException | None]:
+        """Return what the handler returns, or raises, which asyncio might never pass on if it runs code."""
         self._loop = loop = asyncio.get_running_loop()
         run.task = asyncio.current_task()
         threads = DatabaseThreads(loop) if self._has_django else None
         binding = None if threads is None else threads.take()
         try:
-            return await call(run)
+            return await call(run), None
+        except BaseException as error:
+            return None, error
         finally:
             self._loop = run.task = None
             if binding is not None and binding.executor.used:
@@ -479,7 +498,7 @@ class RefusingFacet:
 
 
 async def _until_done(tasks: set[Any]) -> None:
-    await asyncio.wait(tasks, timeout=LEFT)
+    await asyncio.wait(tasks, timeout=LEFTOVER_GRACE)
 
 
 def _reap() -> None:

@@ -31,8 +31,10 @@ from djqueue.core.errors import (
     by_code,
 )
 from djqueue.core.job import Batch, Claimed, EnqueueResult
+from djqueue.core.logs import Log
 from djqueue.core.messages import ThrottledLog
 from djqueue.core.options import (
+    DURATIONS,
     OF_ENQUEUE,
     PARSERS,
     EnqueueOptions,
@@ -43,7 +45,7 @@ from djqueue.core.options import (
 )
 from djqueue.core.permissions import Permissions
 from djqueue.core.states import State
-from djqueue.core.units import LATEST, LONGEST
+from djqueue.core.units import LATEST, MAX_DURATION
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 from djqueue.storage.wire import has_more_values
@@ -63,7 +65,7 @@ MAX_VALUES = 200_000
 """Maximum of values in one request: a list takes one byte there, and much more in memory."""
 FIELDS = 7
 """Number of values of a batch in a request."""
-DURATIONS = frozenset({"timeout", "ttl", "unique_ttl", "result_ttl", "retention"})
+STORED_DURATIONS = DURATIONS - OF_ENQUEUE
 KEYS = frozenset({"depends_on", "dependents"})
 CHECKED = frozenset(PARSERS) - OF_ENQUEUE - {"backoff", "headers"} - DURATIONS - KEYS
 """Options that a process sends as a caller writes them."""
@@ -71,11 +73,11 @@ DENIED = "permission"
 """Code of an answer that stands for PermissionError; the other codes are those of `core.errors`."""
 SMALL_REQUEST = 4_096
 """Bytes of a request that is read on the loop; larger ones could delay it."""
-BEHIND = 0.05
+SIGNAL_CHECK_INTERVAL = 0.05
 """Seconds between two checks whether receivers of signals have caught up."""
 
 
-logger = logging.getLogger("djqueue.worker")
+logger = Log("djqueue.worker")
 failures = ThrottledLog(logger, 10.0)
 
 
@@ -165,7 +167,7 @@ class JobEnqueuer:
             self._announce(batch, answers)
         while announcer.is_behind:  # noqa: ASYNC110 - a thread sends them, without an event
             # A handler must not fill the memory with signals that wait for their receivers.
-            await asyncio.sleep(BEHIND)
+            await asyncio.sleep(SIGNAL_CHECK_INTERVAL)
         return results
 
     def _announce(self, batch: Batch, answers: list[EnqueueResult]) -> None:
@@ -292,7 +294,7 @@ def _batch(entry: list[Any], permissions: Permissions, known: set[JobKey], setti
         options,
         payloads,
         ids,
-        None if delay is None else _whole("delay", delay, LONGEST),
+        None if delay is None else _whole("delay", delay, MAX_DURATION),
         None if run_at is None else _whole("run_at", run_at, LATEST),
     )
 
@@ -323,8 +325,10 @@ def _options(plain_options: Mapping[str, Any]) -> JobOptions:
     for name, value in plain_options.items():
         if name in CHECKED:
             values[name] = value
-        elif name in DURATIONS:
-            values[name] = None if value is None else timedelta(milliseconds=_whole(name, value, LONGEST))
+        elif name in STORED_DURATIONS:
+            values[name] = (
+                None if value is None else timedelta(milliseconds=_whole(name, value, MAX_DURATION))
+            )
         elif name == "depends_on":
             values[name] = _keys(value)
         elif name == "dependents":

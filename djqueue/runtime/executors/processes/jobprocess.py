@@ -31,7 +31,7 @@ MAX_TARGET = 300
 """Maximum of characters of a host in the log."""
 MAX_DENIED = 20
 """Maximum of log lines about denied accesses of one job."""
-HURRY = 1_000
+FAST_STEP = 1_000
 """Milliseconds between the steps that end a job whose worker stops, or whose lease is lost."""
 
 
@@ -153,10 +153,10 @@ class JobProcess:
             # Another attempt may run already: what this one asked for is no longer wanted.
             self._messages.interrupt()
         if self._step is None:
-            grace = self.limits.grace if stop in (Stop.TIMEOUT, Stop.REQUESTED) else HURRY
+            grace = self.limits.grace if stop in (Stop.TIMEOUT, Stop.REQUESTED) else FAST_STEP
             self._step = self._loop.call_later(grace / 1_000, self._interrupt, grace)
         elif stop is Stop.LOST:
-            self._after(HURRY, lambda: self.kill("stop"))
+            self._after(FAST_STEP, lambda: self.kill("stop"))
 
     def kill(self, why: str) -> None:
         """Kill the process; the owner learns when it has ended."""

@@ -13,12 +13,13 @@ from typing import Any, Protocol
 from djqueue.codecs import MSGPACK, decode
 from djqueue.core.errors import DjqueueError, StorageError
 from djqueue.core.job import EnqueueResult, JobFailure, Outcome
-from djqueue.core.units import LONGEST
+from djqueue.core.logs import MAX_TRACEBACK
+from djqueue.core.units import MAX_DURATION
 from djqueue.runtime.dependencies import Records
 from djqueue.runtime.emitting import RunItems
 from djqueue.runtime.reports import MAX_LINE
 from djqueue.runtime.runs import Run, Stop
-from djqueue.runtime.tracebacks import MAX_MESSAGE, MAX_TRACEBACK, clean
+from djqueue.runtime.tracebacks import MAX_MESSAGE, clean
 from djqueue.storage import wire
 
 from . import frames
@@ -260,7 +261,7 @@ def read_outcome(run: Run, largest: int, *sent: Any) -> Outcome:
             raise FrameError(f"it sent a result of more than {largest:,} bytes")
     elif result is not None:
         raise FrameError("it sent a result of a job that did not complete")
-    if not 0 <= checked(delay, int) <= LONGEST:
+    if not 0 <= checked(delay, int) <= MAX_DURATION:
         raise FrameError("it sent a delay that is out of range")
     failure = None
     if error is not None:

@@ -9,7 +9,6 @@ import array
 import ctypes
 import errno
 import fcntl
-import logging
 import os
 import select
 import signal
@@ -21,6 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from djqueue.core.logs import Log
 from djqueue.core.permissions import Permissions
 from djqueue.runtime.executors.threadpool import ThreadPool
 
@@ -61,7 +61,7 @@ MARK = b"L"
 """Content of the message that carries a listener."""
 
 
-logger = logging.getLogger("djqueue.sandbox")
+logger = Log("djqueue.sandbox")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -215,8 +215,12 @@ def test_command_without_tables_says_what_to_run(former):
 
 def test_command_refuses_while_the_former_scheduler_runs(former):
     former()
-    lease = models.SchedulerLease.objects.filter(name="scheduler")
-    lease.update(host="elsewhere", pid=17, expires_at=int(time.time() * 1_000) + 60_000)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE djqueue_scheduler_lease SET host = 'elsewhere', pid = 17, expires_at = %s "
+            "WHERE name = 'scheduler'",
+            [int(time.time() * 1_000) + 60_000],
+        )
 
     with pytest.raises(CommandError, match="process 17 on elsewhere is the scheduler"):
         upgrade()

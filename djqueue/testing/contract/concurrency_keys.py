@@ -1,4 +1,4 @@
-"""Groups: jobs of one group run one after another and do not delay other groups."""
+"""Concurrency keys: the jobs of one key, a group, run one after another and do not delay other groups."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -37,7 +37,7 @@ from .case import KEYED_ONLY, LATER, PAIRS, RATED, SOON, UNGROUPED, WEIGHTED, St
 SLOW = Rate(1, LATER)
 
 
-class GroupsContract(StorageCase):
+class ConcurrencyKeysContract(StorageCase):
     """Cases about keyed concurrency."""
 
     def test_at_most_one_job_of_a_group_is_active(self, storage: Storage) -> None:
@@ -49,7 +49,7 @@ class GroupsContract(StorageCase):
 
     # What is told of groups.
 
-    def test_groups_with_most_waiting_jobs_are_listed_first(self, storage: Storage) -> None:
+    def test_keys_with_most_waiting_jobs_are_listed_first(self, storage: Storage) -> None:
         for group, many in (("b", 2), ("a", 2), ("most", 4), ("few", 1)):
             enqueue_many(storage, many, concurrency_key=group)
         enqueue_many(storage, 3)
@@ -66,7 +66,7 @@ class GroupsContract(StorageCase):
         assert (found.mode, found.limit, found.rate, found.overrides) == ("optional", 1, None, KeyLimit())
         assert (found.named, found.whole) == ([], True)
 
-    def test_named_groups_are_listed_with_or_without_jobs(self, storage: Storage) -> None:
+    def test_named_keys_are_listed_with_or_without_jobs(self, storage: Storage) -> None:
         enqueue_many(storage, 2, concurrency_key="g")
         storage.queues.pause_key(QUEUE, "idle")
 
@@ -81,7 +81,7 @@ class GroupsContract(StorageCase):
         assert storage.reads.concurrency_keys("nobodys", 5, ["g"]).named[0].waiting == 0
         assert "nobodys" not in storage.queues.names()
 
-    def test_group_overview_has_effective_limits_and_overrides(self, storage: Storage) -> None:
+    def test_key_overview_has_effective_limits_and_overrides(self, storage: Storage) -> None:
         storage.queues.set_key_limit(QUEUE, None, concurrency=3, rate=SLOW)
         storage.queues.set_key_limit(QUEUE, "g", concurrency=5, weight=2)
         storage.queues.set_key_limit(WEIGHTED, "b", rate=SLOW)
@@ -94,7 +94,7 @@ class GroupsContract(StorageCase):
         [one] = storage.reads.concurrency_keys(WEIGHTED, 5, ["b"]).named
         assert (one.limit, one.rate, one.weight) == (4, SLOW, 2)
 
-    def test_group_overview_of_ungrouped_queue_has_no_limits(self, storage: Storage) -> None:
+    def test_key_overview_of_queue_with_keys_off_has_no_limits(self, storage: Storage) -> None:
         enqueue(storage, queue=UNGROUPED, concurrency_key="g")
 
         found = storage.reads.concurrency_keys(UNGROUPED, 5, ["g"])
@@ -102,7 +102,7 @@ class GroupsContract(StorageCase):
         assert (found.mode, found.limit, found.busiest) == ("global", 0, [])
         assert (found.named[0].limit, found.named[0].waiting) == (0, 0)
 
-    def test_busiest_of_many_groups_are_found(self, storage: Storage) -> None:
+    def test_busiest_of_many_keys_are_found(self, storage: Storage) -> None:
         storage.enqueue([batch(1, concurrency_key=f"g{number:04}") for number in range(600)])
         for group in ("g0599", "y", "z"):
             enqueue_many(storage, 40, concurrency_key=group)
@@ -125,7 +125,7 @@ class GroupsContract(StorageCase):
 
         assert served == ids
 
-    def test_groups_and_ungrouped_jobs_run_concurrently(self, storage: Storage) -> None:
+    def test_groups_and_jobs_without_keys_run_concurrently(self, storage: Storage) -> None:
         enqueue_many(storage, 3, concurrency_key="a")
         enqueue_many(storage, 3, concurrency_key="b")
         free = enqueue_many(storage, 3)
@@ -261,13 +261,13 @@ class GroupsContract(StorageCase):
 
         assert len(claim(storage, 10)) == 2
 
-    def test_group_names_are_compared_exactly(self, storage: Storage) -> None:
+    def test_concurrency_keys_are_compared_exactly(self, storage: Storage) -> None:
         for group in ("g", "G", "g ", "g:1", "{g}", "ğ"):
             enqueue(storage, concurrency_key=group)
 
         assert len(claim(storage, 10)) == 6
 
-    def test_queue_policy_sets_group_concurrency(self, storage: Storage) -> None:
+    def test_queue_policy_sets_key_concurrency(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 4, queue=PAIRS, concurrency_key="g")
 
         first, second = claim(storage, 10)
@@ -310,7 +310,7 @@ class GroupsContract(StorageCase):
 
         assert served == ["a", "b", "c"] * 3
 
-    def test_one_claim_takes_as_many_jobs_as_group_concurrency_allows(self, storage: Storage) -> None:
+    def test_one_claim_takes_as_many_jobs_as_key_concurrency_allows(self, storage: Storage) -> None:
         storage.queues.set_key_limit(QUEUE, None, concurrency=5)
         ids = enqueue_many(storage, 8, concurrency_key="g")
         free = enqueue(storage)
@@ -336,7 +336,7 @@ class GroupsContract(StorageCase):
 
     # What is said to groups.
 
-    def test_concurrency_of_one_group_can_change_while_its_jobs_run(self, storage: Storage) -> None:
+    def test_concurrency_of_one_key_can_change_while_its_jobs_run(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 8, concurrency_key="g")
         enqueue_many(storage, 3, concurrency_key="h")
         first, other = claim(storage, 10)
@@ -351,9 +351,7 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10) == ids[3:4]
         assert other.options.concurrency_key == "h"
 
-    def test_default_group_concurrency_does_not_override_limits_of_single_groups(
-        self, storage: Storage
-    ) -> None:
+    def test_default_key_concurrency_does_not_override_limits_of_single_keys(self, storage: Storage) -> None:
         for group in ("a", "b", "c"):
             enqueue_many(storage, 5, concurrency_key=group)
         storage.queues.set_key_limit(QUEUE, "c", concurrency=1)
@@ -363,7 +361,7 @@ class GroupsContract(StorageCase):
         assert sorted(str(one.options.concurrency_key) for one in claim(storage, 20)) == ["a", "a", "b", "b"]
         assert storage.queues.key_limits(QUEUE) == {"c": KeyLimit(1), None: KeyLimit(3)}
 
-    def test_removed_group_limit_restores_the_queue_policy(self, storage: Storage) -> None:
+    def test_removed_key_limit_restores_the_queue_policy(self, storage: Storage) -> None:
         enqueue_many(storage, 5, concurrency_key="g")
         storage.queues.set_key_limit(QUEUE, "g", concurrency=2)
         storage.queues.set_key_limit(QUEUE, "g", concurrency=None)
@@ -373,7 +371,7 @@ class GroupsContract(StorageCase):
         assert len(claim(storage, 10)) == 1
         assert storage.queues.key_limits(QUEUE) == {}
 
-    def test_paused_group_does_not_affect_other_groups(self, storage: Storage) -> None:
+    def test_paused_key_does_not_affect_other_keys(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3, concurrency_key="g")
         others = enqueue_many(storage, 2, concurrency_key="h")
         storage.queues.pause_key(QUEUE, "g")
@@ -384,7 +382,7 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10) == ids[:1]
         assert storage.queues.key_limits(QUEUE) == {}
 
-    def test_group_can_be_paused_before_it_has_jobs(self, storage: Storage) -> None:
+    def test_key_can_be_paused_before_it_has_jobs(self, storage: Storage) -> None:
         storage.queues.pause_key(QUEUE, "g")
         ids = enqueue_many(storage, 2, concurrency_key="g")
 
@@ -394,7 +392,7 @@ class GroupsContract(StorageCase):
         storage.queues.resume_key(QUEUE, "g")
         assert claim_ids(storage, 10) == ids[:1]
 
-    def test_paused_group_lets_active_jobs_finish_and_keeps_its_order(self, storage: Storage) -> None:
+    def test_paused_key_lets_active_jobs_finish_and_keeps_its_order(self, storage: Storage) -> None:
         storage.queues.set_key_limit(QUEUE, "g", concurrency=2)
         ids = enqueue_many(storage, 4, concurrency_key="g")
         first, second = claim(storage, 10)
@@ -411,7 +409,7 @@ class GroupsContract(StorageCase):
         assert served == [ids[0], *ids[2:]]
 
     @pytest.mark.parametrize("priority", [0, 5])
-    def test_ready_job_of_a_paused_group_keeps_its_position(self, storage: Storage, priority: int) -> None:
+    def test_ready_job_of_a_paused_key_keeps_its_position(self, storage: Storage, priority: int) -> None:
         ids = enqueue_many(storage, 2, concurrency_key="g", priority=priority)
         claim(storage, 10, names=["another"])
         storage.queues.pause_key(QUEUE, "g")
@@ -424,7 +422,7 @@ class GroupsContract(StorageCase):
         finish(storage, completing(claimed))
         assert [claimed.id, *claim_ids(storage, 10)] == [ids[0], last]
 
-    def test_resumed_group_wakes_listeners(self, storage: Storage) -> None:
+    def test_resumed_key_wakes_listeners(self, storage: Storage) -> None:
         storage.queues.pause_key(QUEUE, "g")
         enqueue(storage, concurrency_key="g")
         wakes = Wakes()
@@ -434,7 +432,7 @@ class GroupsContract(StorageCase):
         assert wakes.arrived()
         stop()
 
-    def test_group_limits_outlive_jobs_and_are_obliterated_with_the_queue(self, storage: Storage) -> None:
+    def test_key_limits_outlive_jobs_and_are_obliterated_with_the_queue(self, storage: Storage) -> None:
         storage.queues.set_key_limit(QUEUE, "g", concurrency=2)
         storage.queues.pause_key(QUEUE, "h")
         enqueue(storage, concurrency_key="g")
@@ -448,7 +446,7 @@ class GroupsContract(StorageCase):
         assert storage.queues.key_limits(QUEUE) == {}
         assert len(claim(storage, 10)) == 2
 
-    def test_new_default_group_concurrency_applies_to_hundreds_of_groups(self, storage: Storage) -> None:
+    def test_new_default_key_concurrency_applies_to_hundreds_of_keys(self, storage: Storage) -> None:
         storage.enqueue([batch(2, concurrency_key=f"customer:{number}") for number in range(230)])
         assert len(claim(storage, 1_000)) == 230
 
@@ -458,7 +456,7 @@ class GroupsContract(StorageCase):
 
     # Rates: RATED lets two of a key start at once, and then one each SOON.
 
-    def test_group_rate_allows_a_burst_and_then_steady_starts(self, storage: Storage) -> None:
+    def test_key_rate_allows_a_burst_and_then_steady_starts(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 5, queue=RATED, concurrency_key="g")
 
         assert claim_ids(storage, 10) == ids[:2]
@@ -479,7 +477,7 @@ class GroupsContract(StorageCase):
         assert storage.reads.waiting_names(RATED) == {}
         assert counts(storage, RATED) == {State.ACTIVE: 4, State.WAITING: 1_998}
 
-    def test_empty_claim_returns_time_until_the_group_rate_allows_a_start(self, storage: Storage) -> None:
+    def test_empty_claim_returns_time_until_the_key_rate_allows_a_start(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3, queue=RATED, concurrency_key="g")
         first = storage.claim(request(10))
         claims = storage.claim(request(10))
@@ -492,7 +490,7 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10) == ids[2:]
         assert storage.claim(request(10)).wait is None
 
-    def test_finish_does_not_start_the_next_job_before_the_group_rate_allows(self, storage: Storage) -> None:
+    def test_finish_does_not_start_the_next_job_before_the_key_rate_allows(self, storage: Storage) -> None:
         storage.queues.set_key_limit(QUEUE, "g", rate=Rate(1, 2 * SOON))
         ids = enqueue_many(storage, 2, concurrency_key="g")
         answer = storage.finish([completing(claim_one(storage))], request(5))
@@ -514,7 +512,7 @@ class GroupsContract(StorageCase):
         assert claims.wait is not None
         assert 0 < claims.wait <= SOON
 
-    def test_sweep_wakes_listeners_when_the_group_rate_allows_a_start(self, storage: Storage) -> None:
+    def test_sweep_wakes_listeners_when_the_key_rate_allows_a_start(self, storage: Storage) -> None:
         enqueue_many(storage, 3, queue=RATED, concurrency_key="g")
         claim(storage, 10)
         wakes = Wakes()
@@ -564,7 +562,7 @@ class GroupsContract(StorageCase):
 
         assert claim_ids(storage, 10) == [soon, ids[2], late]
 
-    def test_unused_group_rate_accumulates_to_one_burst_at_most(self, storage: Storage) -> None:
+    def test_unused_key_rate_accumulates_to_one_burst_at_most(self, storage: Storage) -> None:
         first = enqueue(storage, queue=RATED, concurrency_key="g")
         assert claim_ids(storage) == [first]
         self.pass_time(storage, 20 * SOON)
@@ -572,7 +570,7 @@ class GroupsContract(StorageCase):
 
         assert len(claim(storage, 10)) == 2
 
-    def test_released_job_keeps_its_position_and_uses_the_group_rate(self, storage: Storage) -> None:
+    def test_released_job_keeps_its_position_and_uses_the_key_rate(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 3, queue=RATED, concurrency_key="g")
         one, two = claim(storage, 10)
         finish(storage, releasing(two), releasing(one))
@@ -581,7 +579,7 @@ class GroupsContract(StorageCase):
         self.advance(2 * SOON)
         assert claim_ids(storage, 10) == ids[:2]
 
-    def test_group_rate_can_be_set_changed_and_removed_while_jobs_wait(self, storage: Storage) -> None:
+    def test_key_rate_can_be_set_changed_and_removed_while_jobs_wait(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 9, concurrency_key="g")
         enqueue_many(storage, 2, concurrency_key="h")
         storage.queues.set_key_limit(QUEUE, "g", concurrency=9, rate=SLOW)
@@ -594,7 +592,7 @@ class GroupsContract(StorageCase):
         assert claim_ids(storage, 10) == ids[4:]
         assert storage.queues.key_limits(QUEUE) == {"g": KeyLimit(9)}
 
-    def test_new_group_rate_applies_to_ready_jobs(self, storage: Storage) -> None:
+    def test_new_key_rate_applies_to_ready_jobs(self, storage: Storage) -> None:
         storage.queues.set_key_limit(QUEUE, "g", concurrency=3, weight=3)
         ids = enqueue_many(storage, 5, concurrency_key="g")
         assert storage.reads.waiting_names(QUEUE) == {"handler": 3}
@@ -605,7 +603,7 @@ class GroupsContract(StorageCase):
         storage.queues.set_key_limit(QUEUE, "g", rate=None)
         assert claim_ids(storage, 10) == ids[1:3]
 
-    def test_default_group_rate_does_not_override_rates_of_single_groups(self, storage: Storage) -> None:
+    def test_default_key_rate_does_not_override_rates_of_single_keys(self, storage: Storage) -> None:
         storage.queues.set_key_limit(QUEUE, None, concurrency=5, rate=SLOW)
         storage.queues.set_key_limit(QUEUE, "c", rate=Rate(3, LATER))
         for group in ("a", "b", "c"):
@@ -620,7 +618,7 @@ class GroupsContract(StorageCase):
         storage.queues.set_key_limit(QUEUE, None, rate=None)
         assert Counter(one.options.concurrency_key for one in claim(storage, 20)) == {"a": 4, "b": 4}
 
-    def test_paused_group_does_not_start_jobs_when_its_rate_allows(self, storage: Storage) -> None:
+    def test_paused_key_does_not_start_jobs_when_its_rate_allows(self, storage: Storage) -> None:
         enqueue_many(storage, 3, queue=RATED, concurrency_key="g")
         claim(storage, 10)
         storage.queues.pause_key(RATED, "g")
@@ -649,7 +647,7 @@ class GroupsContract(StorageCase):
         self.advance(SOON)
         assert storage.sweep().promoted == 0
 
-    def test_obliterate_resets_group_rates(self, storage: Storage) -> None:
+    def test_obliterate_resets_key_rates(self, storage: Storage) -> None:
         enqueue_many(storage, 3, queue=RATED, concurrency_key="g")
         claim(storage, 10)
         storage.queues.obliterate(RATED, force=True)
@@ -681,7 +679,7 @@ class GroupsContract(StorageCase):
     def test_groups_of_equal_weight_get_equal_turns(self, storage: Storage) -> None:
         assert self.shares(storage, "axyz") == dict.fromkeys("axyz", 150)
 
-    def test_group_concurrency_below_its_weight_applies(self, storage: Storage) -> None:
+    def test_key_concurrency_below_its_weight_applies(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 9, queue=WEIGHTED, concurrency_key="heavy")
 
         assert storage.reads.waiting_names(WEIGHTED) == {"handler": 4}
@@ -690,7 +688,7 @@ class GroupsContract(StorageCase):
         finish(storage, completing(first[1]))
         assert claim_ids(storage, 10) == ids[4:5]
 
-    def test_group_weight_can_change_while_jobs_wait_and_keeps_the_order(self, storage: Storage) -> None:
+    def test_key_weight_can_change_while_jobs_wait_and_keeps_the_order(self, storage: Storage) -> None:
         heavy = enqueue_many(storage, 6, queue=WEIGHTED, concurrency_key="a")
         light = enqueue_many(storage, 3, queue=WEIGHTED, concurrency_key="d")
         storage.queues.set_key_limit(WEIGHTED, "a", weight=2)
@@ -708,7 +706,7 @@ class GroupsContract(StorageCase):
         enqueue_many(storage, 3, queue=WEIGHTED, concurrency_key="a")
         assert storage.reads.waiting_names(WEIGHTED) == {"handler": 1}
 
-    def test_group_rate_limits_a_weighted_group(self, storage: Storage) -> None:
+    def test_key_rate_limits_a_weighted_key(self, storage: Storage) -> None:
         storage.queues.set_key_limit(WEIGHTED, "c", rate=Rate(2, LATER))
         ids = enqueue_many(storage, 9, queue=WEIGHTED, concurrency_key="c")
 
@@ -717,7 +715,7 @@ class GroupsContract(StorageCase):
 
     # Modes.
 
-    def test_queue_with_required_groups_rejects_ungrouped_jobs(self, storage: Storage) -> None:
+    def test_queue_with_required_keys_rejects_jobs_without_keys(self, storage: Storage) -> None:
         with pytest.raises(OptionError, match=r"concurrency_key: required .*'keyed-only'"):
             storage.enqueue([batch(queue=KEYED_ONLY, concurrency_key="g"), batch(queue=KEYED_ONLY)])
 
@@ -725,7 +723,7 @@ class GroupsContract(StorageCase):
         ids = enqueue_many(storage, 2, queue=KEYED_ONLY, concurrency_key="g")
         assert claim_ids(storage, 10) == ids[:1]
 
-    def test_ungrouped_queue_ignores_groups_of_jobs(self, storage: Storage) -> None:
+    def test_queue_with_keys_off_ignores_keys_of_jobs(self, storage: Storage) -> None:
         ids = enqueue_many(storage, 4, queue=UNGROUPED, concurrency_key="g")
         first, second, _ = claim(storage, 3)
         finish(storage, completing(first), releasing(second))

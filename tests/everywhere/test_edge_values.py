@@ -119,8 +119,8 @@ def few_or_many(few: int, many: int) -> Any:
     return pytest.mark.parametrize("examples", few_or_many, ids=["few", "many"])
 
 
-EXAMPLES = few_or_many(30, 500)
-PAGES = few_or_many(8, 100)
+EXAMPLES = few_or_many(30, 300)
+PAGES = few_or_many(8, 60)
 
 
 def accepted(call: Callable[[], Any]) -> Any:

@@ -166,7 +166,7 @@ def _kind_of(entry: object) -> str:
 def check_id(value: object, label: str = "id") -> str:
     """Return a job's id. Raises OptionError for anything else, which no job could have."""
     if isinstance(value, str):
-        return value
+        return check_text(label, value)
     kind = type(value).__name__
     if isinstance(value, UUID):
         hint = ": pass str(...)"
@@ -179,9 +179,7 @@ def check_id(value: object, label: str = "id") -> str:
 
 def check_ids(values: object) -> list[str]:
     """Return the ids of jobs; one id stands for itself. Raises OptionError."""
-    if isinstance(values, str):
-        return [values]
-    if not isinstance(values, Iterable) or isinstance(values, (bytes, Mapping)) or hasattr(values, "id"):
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)) or hasattr(values, "id"):
         return [check_id(values, "ids")]
     return [check_id(value, "ids") for value in values]
 

@@ -110,7 +110,7 @@ class JobType(Generic[P, R]):
         self.__name__ = getattr(function, "__name__", name)
         self.__wrapped__ = function
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function itself."""
         return self.function(*args, **kwargs)
 
@@ -180,7 +180,7 @@ class JobType(Generic[P, R]):
         envelope.check(changed._given)
         return changed
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
         """Enqueue one job that calls the function with these arguments.
 
         Raises:
@@ -190,7 +190,7 @@ class JobType(Generic[P, R]):
         """
         return send_one(self._storage(), self._one(args, kwargs), self.options.enqueue_on_commit)
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
         """Async version of `enqueue`."""
         return await asend_one(self._storage(), self._one(args, kwargs), self.options.enqueue_on_commit)
 
@@ -210,7 +210,7 @@ class JobType(Generic[P, R]):
         """Async version of `enqueue_many`."""
         return await asend(self._storage(), self._many(calls), self.options.enqueue_on_commit)
 
-    def enqueue_and_wait(self, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
+    def enqueue_and_wait(self, /, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
         """Enqueue one job, wait for it, and return its result: see `djqueue.client.results`.
 
         Args:
@@ -222,14 +222,14 @@ class JobType(Generic[P, R]):
         on_commit = self.options.enqueue_on_commit
         return results.enqueue_and_wait(self._storage(), self._one(args, kwargs), wait, on_commit)
 
-    async def aenqueue_and_wait(self, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
+    async def aenqueue_and_wait(self, /, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
         """Async version of `enqueue_and_wait`."""
         wait, _ = self._waiting(wait, UNSET, kwargs)
         on_commit = self.options.enqueue_on_commit
         return await results.aenqueue_and_wait(self._storage(), self._one(args, kwargs), wait, on_commit)
 
     def enqueue_and_stream(
-        self, *args: Any, wait: Wait = UNSET, on_restart: str = UNSET, **kwargs: Any
+        self, /, *args: Any, wait: Wait = UNSET, on_restart: str = UNSET, **kwargs: Any
     ) -> Generator[Any, None, Any]:
         """Enqueue one job, a generator, and yield its items as they come: see `djqueue.client.streaming`.
 
@@ -241,7 +241,7 @@ class JobType(Generic[P, R]):
         return streaming.enqueue(self._one(args, kwargs))
 
     def aenqueue_and_stream(
-        self, *args: Any, wait: Wait = UNSET, on_restart: str = UNSET, **kwargs: Any
+        self, /, *args: Any, wait: Wait = UNSET, on_restart: str = UNSET, **kwargs: Any
     ) -> AsyncIterator[Any]:
         """Async version of `enqueue_and_stream`: `async for item in job.aenqueue_and_stream(…)`."""
         wait, on_restart = self._waiting(wait, on_restart, kwargs)
@@ -262,7 +262,7 @@ class JobType(Generic[P, R]):
         result = enqueued(result)
         return Streaming(get_storage(), wait, on_restart).aof(result.queue, result.id)
 
-    def node(self, *args: P.args, **kwargs: P.kwargs) -> Node:
+    def node(self, /, *args: P.args, **kwargs: P.kwargs) -> Node:
         """Return a node of a flow with these arguments: see `djqueue.flow`."""
         if self.arguments is not None:
             self.arguments.check(self.name, args, kwargs)

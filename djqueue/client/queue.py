@@ -9,6 +9,7 @@ from djqueue.conf import Settings, get_settings, parse_rate
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.job import Batch, CancelResult, DeadLetterRecord, EnqueueResult, Event
+from djqueue.core.messages import shown
 from djqueue.core.options import PARSERS, EnqueueOptions, check_text, merge_given
 from djqueue.core.policies import KeyLimit, KeyLimitChanges
 from djqueue.core.states import PENDING, State
@@ -215,11 +216,11 @@ class Queue:
         self, id: str, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
     ) -> Generator[Any, None, Any]:
         """Yield the items of a job, from its first, as `enqueue_and_stream` does; the job may have ended."""
-        return Streaming(self.storage, wait, on_restart).of(self.name, id)
+        return Streaming(self.storage, wait, on_restart).of(self.name, check_id(id))
 
     def astream(self, id: str, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise") -> AsyncIterator[Any]:
         """Async version of `stream`."""
-        return Streaming(self.storage, wait, on_restart).aof(self.name, id)
+        return Streaming(self.storage, wait, on_restart).aof(self.name, check_id(id))
 
     def node(
         self, payload: Any = None, *, id: str | None = None, name: str | None = None, **options: Any
@@ -301,7 +302,7 @@ class Queue:
         self._check_target(to)
         wanted = dict.fromkeys(check_ids(ids))
         answers: dict[str, str] = {}
-        for chunk in chunks(check_text("ids", id) for id in wanted):
+        for chunk in chunks(wanted):
             answers.update(zip(chunk, self.storage.jobs.move(self.name, chunk, to), strict=True))
         return answers
 
@@ -390,7 +391,7 @@ class Queue:
         if ids is None:
             ids = (letter.id for letter in self._find_dead_letters(filters))
         else:
-            ids = [check_text("ids", id) for id in check_ids(ids)]
+            ids = check_ids(ids)
         return retry_dead_letters(self.storage, self.name, ids, maximum, dry_run=dry_run, progress=progress)
 
     aretry_dead = asynchronous(retry_dead)
@@ -548,11 +549,13 @@ class Queue:
             limit: The maximum number of jobs to remove.
         """
         maximum = check_limit(limit)
+        if isinstance(states, (str, bytes)) or not isinstance(states, Iterable):
+            raise OptionError(f"states: expected a list of states, got {shown(states)}")
         wanted = []
         for name in states:
-            if name not in {str(state) for state in State} or name == State.ACTIVE:
-                hint = nearest(name, map(str, State))
-                raise OptionError(f"states: jobs in state {name!r} cannot be cleaned{hint}")
+            if name not in list(State) or name == State.ACTIVE:
+                hint = nearest(str(name), map(str, State))
+                raise OptionError(f"states: jobs in state {shown(name)} cannot be cleaned{hint}")
             wanted.append(State(name))
         age = milliseconds("older_than", older_than)
         # The storage's clock may be ahead of this one, and jobs that have just ended count as ended.
@@ -692,6 +695,8 @@ class Queue:
 
 
 def _paired(payloads: Iterable[Any], ids: Iterable[str]) -> Iterator[tuple[Any, str]]:
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+        raise OptionError(f"ids: expected a list with one id per payload, got {shown(ids)}")
     for payload, job_id in zip_longest(payloads, ids, fillvalue=MISSING):
         if payload is MISSING or job_id is MISSING:
             raise OptionError(

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
-from .errors import OptionError
+from .errors import OptionError, SerializationError
 from .messages import kind_of, shown
 
 MAX_HEADERS = 64
@@ -24,7 +24,10 @@ INTEGERS = range(-(2**63), 2**63)
 
 
 class Headers(Mapping[str, Any]):
-    """Headers of a job, in order. Immutable, and equal if their JSON is equal, so that 1 is not True."""
+    """Headers of a job, in order. Immutable, and equal if their JSON is equal, so that 1 is not True.
+
+    Reading them raises SerializationError if the stored text is malformed.
+    """
 
     __slots__ = ("_values", "text")
 
@@ -71,8 +74,19 @@ class Headers(Mapping[str, Any]):
 
     def _decoded(self) -> dict[str, Any]:
         if self._values is None:
-            self._values = json.loads(self.text) if self.text else {}
+            self._values = _read(self.text) if self.text else {}
         return self._values
+
+
+def _read(text: Any) -> dict[str, Any]:
+    """Decode stored headers, which another program may have written."""
+    try:
+        values = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SerializationError(f"headers: not JSON: {shown(text)}") from error
+    if not isinstance(values, dict):
+        raise SerializationError(f"headers: expected a JSON object, got {kind_of(values)}")
+    return values
 
 
 NO_HEADERS = Headers()

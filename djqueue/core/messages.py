@@ -23,6 +23,8 @@ def shown(value: Any) -> str:
         text = repr(value)
     except ValueError:
         return f"{type(value).__name__} with too many digits to show"  # Python limits the digits.
+    except Exception:  # Nested too deeply, or its class is broken.
+        return kind_of(value)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 

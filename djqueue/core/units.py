@@ -12,6 +12,12 @@ MAX_DURATION = 100 * 365 * 86_400_000
 """A hundred years in milliseconds: the maximum duration, so that no sum exceeds 64 bits."""
 
 
+LATEST = 253_339_228_799_999
+"""The last millisecond of the year 9997, in UTC milliseconds: later times overflow in some time zone, or when
+something is added.
+"""
+
+
 def milliseconds(name: str, value: Any) -> int:
     """Return the milliseconds of a duration in seconds (int or float) or as a timedelta.
 
@@ -45,12 +51,15 @@ def positive_milliseconds(name: str, value: Any) -> int:
 
 
 def instant(name: str, value: Any) -> int:
-    """Return the UTC milliseconds of an aware datetime given by a user."""
+    """Return the UTC milliseconds of an aware datetime given by a user; 0 for times before 1970."""
     if not isinstance(value, datetime):
         raise OptionError(f"{name}: expected an aware datetime, got {shown(value)}")
     if value.tzinfo is None or value.utcoffset() is None:
         raise OptionError(f"{name}: {shown(value)} is naive; use a datetime with a time zone")
-    return max(0, to_milliseconds(value))
+    at = to_milliseconds(value)
+    if at > LATEST:
+        raise OptionError(f"{name}: must be before the year 9998; got {shown(value)}")
+    return max(0, at)
 
 
 def to_milliseconds(value: datetime) -> int:

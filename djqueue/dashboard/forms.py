@@ -14,12 +14,9 @@ from django.utils.translation import gettext as _
 from djqueue.client import registry
 from djqueue.core.errors import ArgumentsError
 from djqueue.core.states import State
+from djqueue.core.units import LATEST, to_milliseconds
 from djqueue.dashboard import jsontext
 from djqueue.dashboard.jsontext import Draft, MalformedError
-
-EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
-LATEST = datetime(9998, 1, 1, tzinfo=UTC)
-"""Later times overflow Python's calendar in some time zone, or when a minute is added."""
 
 
 class BadInputError(Exception):
@@ -46,7 +43,7 @@ class TimeField(forms.DateTimeField):
         if found is not None:
             # Without USE_TZ, the time is naive; a day of slack covers all time zones.
             aware = found.replace(tzinfo=UTC) if timezone.is_naive(found) else found
-            if not EARLIEST <= aware <= LATEST:
+            if not 0 <= to_milliseconds(aware) <= LATEST:
                 raise ValidationError(_("Enter a time from 1970 to 9997."))
         return found
 

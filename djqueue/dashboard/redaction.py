@@ -95,7 +95,10 @@ def stored(name: str, part: str, data: bytes | None, content_type: str) -> Any:
 
 def headers(given: Headers, *, revealed: bool) -> dict[str, Any]:
     """Return the headers of a job; those with secret names are hidden."""
-    value = dict(given)
+    try:
+        value = dict(given)
+    except SerializationError as error:
+        return {_("unreadable"): Hidden() if not revealed else str(error)}
     return value if revealed else redact(value, get_settings().dashboard.redact)
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from django.http import HttpRequest
 from django.utils.module_loading import import_string
+from django.utils.translation import gettext as _
 
 from djqueue.conf import get_settings
+from djqueue.core.errors import DjqueueError, UnknownQueueError
 
 VIEW = "view_dashboard"
 VIEW_PAYLOAD = "view_payload"
@@ -62,6 +64,13 @@ def sees(request: HttpRequest, queue: str) -> bool:
 def hides_queues() -> bool:
     """Return whether `QUEUE_FILTER` is set, so that queues may be hidden from the user."""
     return get_settings().dashboard.queue_filter is not None
+
+
+def reason(error: DjqueueError) -> str:
+    """Return the text of an error, without a suggestion of a queue that the user may not be able to see."""
+    if isinstance(error, UnknownQueueError) and hides_queues():
+        return _("The queue doesn't exist or you don't have access.")
+    return str(error)
 
 
 def sees_each(request: HttpRequest, queues: Iterable[str]) -> bool:

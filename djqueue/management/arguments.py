@@ -9,6 +9,7 @@ from typing import Any
 from django.core.management.base import DjangoHelpFormatter
 
 from djqueue.core.errors import OptionError
+from djqueue.core.messages import shown
 from djqueue.core.states import State
 from djqueue.core.suggest import nearest
 from djqueue.core.units import parse_size
@@ -83,9 +84,12 @@ def seconds(text: str) -> float:
 def duration(text: str) -> float:
     """Parse a duration such as 90, 30s, 15m, 6h, 7d or 2w; return seconds."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
-    if not number.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is not a duration: write a number and s, m, h, d or w, such as 7d")
-    return float(int(number) * UNITS[unit])
+    value = float(number) * UNITS[unit] if number.isdecimal() else math.inf
+    if value == math.inf:
+        raise ArgumentTypeError(
+            f"{shown(text)} is not a duration: write a number and s, m, h, d or w, such as 7d"
+        )
+    return value
 
 
 def json_value(text: str) -> Any:
@@ -93,14 +97,16 @@ def json_value(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ArgumentTypeError(f"{text!r} is not JSON: {error}") from None
+        raise ArgumentTypeError(f"{shown(text)} is not JSON: {error}") from None
+    except RecursionError:
+        raise ArgumentTypeError(f"{shown(text)} is nested too deeply") from None
 
 
 def json_list(text: str) -> list[Any]:
     """Parse a JSON array."""
     value = json_value(text)
     if not isinstance(value, list):
-        raise ArgumentTypeError(f"expected a JSON array, such as '[1, \"a\"]'; got {text!r}")
+        raise ArgumentTypeError(f"expected a JSON array, such as '[1, \"a\"]'; got {shown(text)}")
     return value
 
 
@@ -108,7 +114,7 @@ def json_object(text: str) -> dict[str, Any]:
     """Parse a JSON object."""
     value = json_value(text)
     if not isinstance(value, dict):
-        raise ArgumentTypeError(f"expected a JSON object, such as '{{\"n\": 1}}'; got {text!r}")
+        raise ArgumentTypeError(f"expected a JSON object, such as '{{\"n\": 1}}'; got {shown(text)}")
     return value
 
 

@@ -13,12 +13,10 @@ from djqueue.core.errors import OptionError
 from djqueue.core.messages import shown
 from djqueue.core.options import MAX_INTEGER, ON_DEPENDENCY_FAILURE, ON_DUPLICATE, check_text
 from djqueue.core.states import State
-from djqueue.core.units import MAX_DURATION
+from djqueue.core.units import LATEST, MAX_DURATION
 
 from .snapshots import DEAD, FORMAT, JOB, KINDS, LIMITER, QUEUE, SCHEDULE, Part
 
-LAST_TIME = 253_402_300_799_999
-"""The last millisecond of the year 9999, in UTC milliseconds: later times have no date."""
 INTEGER_64 = 2**63 - 1
 
 Check = Callable[[Any], bool]
@@ -132,7 +130,7 @@ _count = _integer(0, MAX_INTEGER)
 _positive = _integer(1, MAX_INTEGER)
 _long = _integer(-INTEGER_64 - 1, INTEGER_64)
 _number = _integer(0, INTEGER_64)
-_time = _integer(0, LAST_TIME)
+_time = _integer(0, LATEST)
 _duration = _optional(_integer(0, MAX_DURATION))
 _error = _optional(_row(_text, _text, _text))
 _keys = _each(_row(_name, _name))

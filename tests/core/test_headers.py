@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from djqueue.core.errors import OptionError
+from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.headers import MAX_BYTES, MAX_HEADERS, NO_HEADERS, Headers, parse_headers
 
 
@@ -113,3 +113,11 @@ def test_headers_of_exactly_the_limit_are_accepted():
     assert len(parse({"a": "x" * size})["a"]) == size
     with pytest.raises(OptionError, match="'a' makes"):
         parse({"a": "x" * (size + 1)})
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "5", "[" * 100_000, '{"a": ' + "9" * 5_000 + "}", 5])
+def test_malformed_stored_headers_raise_serialization_error(text):
+    headers = Headers(text)
+
+    with pytest.raises(SerializationError, match=r"^headers: "):
+        dict(headers)

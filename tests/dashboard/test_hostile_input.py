@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as with_settings
@@ -274,3 +275,13 @@ def test_pages_show_payload_that_only_resembles_call(client: Any, args: Any, kwa
     superuser = logged_in(make_superuser())
     for address_of in pages:
         assert superuser.get(address_of).status_code == 200, address_of
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "[" * 100_000, '{"a": ' + LONG + "}", 5], ids=range(5))
+def test_pages_show_job_whose_stored_headers_are_malformed(client: Any, text: Any) -> None:
+    Job.objects.update(options=msgpack.packb({"headers": text}))
+    row = Job.objects.get()
+    response = client.get(address(BY_NAME["job"]))
+    assert response.status_code == 200
+    assert "unreadable" in response.content.decode()
+    assert logged_in(make_superuser()).get(f"/admin/djqueue/job/{row.pk}/change/").status_code == 200

@@ -246,3 +246,13 @@ def test_empty_queue_of_unknown_job_is_rejected_for_users_with_hidden_queues(
     response = send(job_name="known.to.the.workers", queue="")
     assert response.status_code == 400
     assert errors(response)["queue"] == ["Enter a queue: this process doesn't know the job's default."]
+
+
+def test_preview_does_not_tell_names_of_schedules_of_hidden_queues(filtered: None) -> None:
+    assert send(name="payday", queue="emails").status_code == 302
+    CronJob.objects.update(queue="payroll")
+
+    for name in ("payday", "free"):
+        assert send(name=name, queue="emails", djq_do="preview").status_code == 200
+    response = send(name="payday", queue="emails")
+    assert errors(response)["name"] == ["This name isn't available. Choose another one."]

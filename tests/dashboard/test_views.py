@@ -170,6 +170,16 @@ def test_enqueue_into_hidden_queue_is_refused(client, memory, add, settings, que
     assert get_storage().queues.names() == []
 
 
+def test_refusal_of_unknown_queue_does_not_suggest_a_hidden_one(client, memory, add, settings):
+    seen = {"QUEUE_FILTER": lambda _request, name: name != "payroll"}
+    queues = {"QUEUES": {"payroll": {}}, "STRICT_QUEUES": True}
+    settings.DJQUEUE = {**settings.DJQUEUE, **queues, "DASHBOARD": seen}
+    given = {"name": "sums.add", "args": "[1]", "kwargs": "{}", "queue": "payrol"}
+    text = client.post(address(BY_NAME["enqueue_now"]), given).content.decode()
+    assert "exist or you don" in text
+    assert "payroll" not in text
+
+
 # Bulk operations.
 
 

@@ -14,9 +14,9 @@ from tests.operations.conftest import tables  # noqa: F401 - the fixture
 
 HERE = Path(__file__).parent
 
-CLIENT_SIDE = {"test_bad_input", "test_sizes"}
+CLIENT_SIDE = {"test_bad_input", "test_edge_values", "test_sizes"}
 """Modules about checks that the client makes before it calls a storage: one storage shows them."""
-DIALECT = {"test_enqueue_on_commit", "test_snapshots", "test_transitions"}
+DIALECT = {"test_edge_values", "test_enqueue_on_commit", "test_snapshots", "test_transitions"}
 """Modules whose outcome depends on the SQL dialect where they use the database storage."""
 
 

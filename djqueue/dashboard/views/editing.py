@@ -199,7 +199,7 @@ def editable(record: JobRecord) -> Editable:
         shown = redaction.payload(record, revealed=False)
     except SerializationError as error:
         raise NotEditableError(str(error)) from None
-    if isinstance(value, dict) and tuple(sorted(value)) == jsontext.ARGUMENTS:
+    if isinstance(value, dict) and value.keys() == {*jsontext.ARGUMENTS}:
         if not isinstance(shown, dict) or shown.keys() != value.keys():
             shown = dict.fromkeys(jsontext.ARGUMENTS, Hidden())
         drafts = {name: jsontext.write(value[name], shown[name], (name,)) for name in jsontext.ARGUMENTS}
@@ -287,7 +287,7 @@ def edit_now(request: HttpRequest, site: DashboardSite, queue: str, job_id: str)
     except DjqueueError as error:
         if isinstance(error, QueueFullError):
             version.delete()
-        form.add_error(None, str(error))
+        form.add_error(None, rights.reason(error))
         return _page(request, site, queue, job_id, record, form)
     if word not in REVISIONS:
         version.delete()

@@ -86,7 +86,7 @@ def enqueue(request: HttpRequest, site: DashboardSite) -> HttpResponse:
             .enqueue(*cleaned["args"], **cleaned["kwargs"])
         )
     except DjqueueError as error:
-        form.add_error(None, str(error))
+        form.add_error(None, rights.reason(error))
         return _page(request, site, form)
     if result.status == "queued":
         audit.note(

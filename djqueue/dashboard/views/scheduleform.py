@@ -99,6 +99,15 @@ class ScheduleForm(ModelForm):
             self._check_arguments()
         return cleaned
 
+    def validate_unique(self) -> None:
+        """Check that the name is free, without telling that a schedule of a hidden queue has it."""
+        if rights.hides_queues() and self.data.get("djq_do") != "save":
+            return  # a preview, which leaves no trace
+        super().validate_unique()
+        if rights.hides_queues() and self.has_error("name", "unique"):
+            del self.errors["name"]
+            self.add_error("name", _("This name isn't available. Choose another one."))
+
     def _check_arguments(self) -> None:
         """Check the arguments as enqueueing the job does."""
         call = {name: self.cleaned_data[name] for name in jsontext.ARGUMENTS}

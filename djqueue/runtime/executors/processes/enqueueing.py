@@ -45,7 +45,7 @@ from djqueue.core.options import (
 )
 from djqueue.core.permissions import Permissions
 from djqueue.core.states import State
-from djqueue.core.units import MAX_DURATION
+from djqueue.core.units import LATEST, MAX_DURATION
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 from djqueue.storage.wire import has_more_values
@@ -65,8 +65,6 @@ MAX_VALUES = 200_000
 """Maximum of values in one request: a list takes one byte there, and much more in memory."""
 FIELDS = 7
 """Number of values of a batch in a request."""
-LATEST = 253_402_300_799_999
-"""UTC milliseconds of the last moment that a datetime has."""
 STORED_DURATIONS = DURATIONS - OF_ENQUEUE
 KEYS = frozenset({"depends_on", "dependents"})
 CHECKED = frozenset(PARSERS) - OF_ENQUEUE - {"backoff", "headers"} - DURATIONS - KEYS

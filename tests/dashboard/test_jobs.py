@@ -339,11 +339,11 @@ def test_jobs_are_found_by_position_of_a_named_parameter(client, database):
     ],
 )
 def test_invalid_filter_lists_no_jobs_and_offers_no_action_on_all(client, database, query, problem):
-    make_job(job_id="plain")
+    make_job(job_id="job-4711")
     assert "Delete all matching" in page(client, state="waiting")
     html = page(client, 400, state="waiting", **query)
     assert problem in html
-    assert "plain" not in html
+    assert "job-4711" not in html
     assert "all matching" not in html
 
 

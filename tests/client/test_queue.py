@@ -548,7 +548,7 @@ def test_clear_removes_pending_jobs(queue, storage, do):
 
 
 def test_clean_removes_finished_jobs(queue, storage, do):
-    queue.enqueue_many(range(4), ids="abcd")
+    queue.enqueue_many(range(4), ids=list("abcd"))
     complete(storage)
     fail(storage)
     queue.cancel("c")

@@ -194,16 +194,22 @@ def test_restored_blocked_job_waits_for_its_live_dependencies():
     bench = Bench()
     jobs = [
         kept(bench, "b", State.BLOCKED, depends_on=(("q", "a"), ("q", "long done"))),
-        kept(bench, "free", State.BLOCKED, depends_on=(("q", "long done"),)),
         kept(bench, "a"),
     ]
     bench.engine.persistence.restore(jobs)
 
-    assert bench.state("free") is State.WAITING
     assert bench.state("b") is State.BLOCKED
     claimed = next(one for one in bench.claim() if one.id == "a")
     bench.finish(claimed)
     assert bench.state("b") is State.WAITING
+    check_engine(bench.engine)
+
+
+def test_restored_blocked_job_fails_if_its_only_dependency_was_removed():
+    bench = Bench()
+    bench.engine.persistence.restore([kept(bench, "b", State.BLOCKED, depends_on=(("q", "removed"),))])
+
+    assert bench.state("b") is State.FAILED
     check_engine(bench.engine)
 
 

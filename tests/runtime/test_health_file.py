@@ -16,7 +16,7 @@ def test_health_file_replaces_a_link_of_another_user_and_leaves_its_target_alone
     path = tmp_path / "health.json"
     path.symlink_to(target)
 
-    HealthFile(path).write("ok", [], 0)
+    HealthFile(path).write("ok", [], 0, [])
 
     assert target.read_text() == "precious"
     assert json.loads(path.read_text())["status"] == "ok"
@@ -34,7 +34,7 @@ def test_health_file_never_follows_a_link_in_place_of_its_temporary_file(
     (tmp_path / "health.json.7-guessed").symlink_to(target)
 
     with pytest.raises(FileExistsError):
-        HealthFile(tmp_path / "health.json").write("ok", [], 0)
+        HealthFile(tmp_path / "health.json").write("ok", [], 0, [])
 
     assert target.read_text() == "precious"
 
@@ -43,6 +43,6 @@ def test_failed_write_of_the_health_file_leaves_no_temporary_file(tmp_path: Path
     (tmp_path / "health.json").mkdir()
 
     with pytest.raises(OSError):
-        HealthFile(tmp_path / "health.json").write("ok", [], 0)
+        HealthFile(tmp_path / "health.json").write("ok", [], 0, [])
 
     assert [path.name for path in tmp_path.iterdir()] == ["health.json"]

@@ -554,6 +554,15 @@ class _AskedNode:
         return answer
 
 
+def node_of(client: Any, key: str | bytes) -> str:
+    """Return the name of the node of a cluster that has a key, '' if the client does not know it yet."""
+    try:
+        node = None if client is None else client.get_node_from_key(key)
+    except SlotNotCoveredError:
+        return ""
+    return "" if node is None else str(node.name)
+
+
 def _text(command: Any) -> Any:
     return command.decode() if isinstance(command, bytes) else command
 

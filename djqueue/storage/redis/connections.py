@@ -7,8 +7,6 @@ import weakref
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, NamedTuple
 
-from redis.exceptions import SlotNotCoveredError
-
 from djqueue.core.threads import after_fork
 
 from . import requirements  # noqa: F401 - before redis-py is imported
@@ -20,6 +18,7 @@ from .client import (
     ClusterClient,
     Connection,
     Single,
+    node_of,
 )
 from .failover import FailoverWatch
 from .location import locate
@@ -123,11 +122,7 @@ class Connections:
             client: Any = self._client
         else:
             client = self._client if of_loop is None else of_loop.client
-        try:
-            node = None if client is None else client.get_node_from_key(key)
-        except SlotNotCoveredError:
-            return ""
-        return "" if node is None else str(node.name)
+        return node_of(client, key)
 
     def dedicated(self, address: Address | None = None) -> Connection:
         """Return a new, unopened connection outside the pools: to the server, the master, or a cluster node.

@@ -4,7 +4,6 @@ The children are workers, the scheduler, the mirror with the relay, and backups.
 """
 
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -43,7 +42,14 @@ from djqueue.runtime.exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, R
 from djqueue.runtime.leases import LeaseKeeper, can_keep
 from djqueue.runtime.maintenance import Maintenance
 from djqueue.runtime.runs import AttemptCount
-from djqueue.runtime.serving import CHILD_SIGNALS, handling, interruptible, let_interrupts_come, serve
+from djqueue.runtime.serving import (
+    CHILD_SIGNALS,
+    SIGNALS,
+    handling,
+    interruptible,
+    let_interrupts_come,
+    serve,
+)
 from djqueue.runtime.supervisor import ProcessLimits, ProcessRole, Supervisor
 from djqueue.runtime.watching import RENEWALS_PER_LEASE
 from djqueue.storage.base import Storage
@@ -145,7 +151,7 @@ class WorkerRunner:
             reports: Whether to write the problems found, and to watch the health of the storage.
         """
         verbosity, is_child = options["verbosity"], on_started is not None
-        with visible_logs(verbosity), interruptible(CHILD_SIGNALS if is_child else (signal.SIGTERM,)):
+        with visible_logs(verbosity), interruptible(CHILD_SIGNALS if is_child else SIGNALS):
             worker = self._make_worker(options)
             worker.on_started = on_started
             worker.is_replaceable = is_child

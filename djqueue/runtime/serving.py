@@ -42,8 +42,11 @@ def serve(worker: Worker, signals: tuple[signal.Signals, ...] = SIGNALS) -> None
 
 
 @contextmanager
-def interruptible(signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)) -> Iterator[None]:
-    """Raise KeyboardInterrupt on these signals, so that cleanup runs before and after `serve`."""
+def interruptible(signals: tuple[signal.Signals, ...] = SIGNALS) -> Iterator[None]:
+    """Raise KeyboardInterrupt on these signals, so that cleanup runs before and after `serve`.
+
+    SIGINT, too: Python's own handler raises it without a trace where exceptions are ignored, as in an import.
+    """
     try:
         with handling(signals, interrupt):
             yield

@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from djqueue.storage.database.dialects import PostgresSql, SqliteSql
 
-AROUND = ("BEGIN", "COMMIT", "ROLLBACK")
+AROUND = ("BEGIN", "COMMIT", "ROLLBACK", "SELECT name, before, set_config", "SELECT set_config")
 """Statements around those of a transaction."""
 
 
@@ -21,10 +21,10 @@ class RecordingCursor:
         self._cursor = cursor
         self._found = found
 
-    def execute(self, statement: str, *parameters: Any) -> Any:
+    def execute(self, statement: str, *parameters: Any, **options: Any) -> Any:
         if not statement.startswith(AROUND):
             self._found.append(statement)
-        return self._cursor.execute(statement, *parameters)
+        return self._cursor.execute(statement, *parameters, **options)
 
     def executemany(self, statement: str, *parameters: Any) -> Any:
         self._found.append(statement)

@@ -10,7 +10,7 @@ from django.test.utils import CaptureQueriesContext
 
 from djqueue.storage.database.dialects import PostgresSql, SqliteSql
 
-AROUND = ("BEGIN", "COMMIT", "ROLLBACK", "SELECT name, before, set_config", "SELECT set_config")
+AROUND = ("BEGIN", "COMMIT", "ROLLBACK", "SELECT name, before, set_config", "SET LOCAL")
 """Statements around those of a transaction."""
 
 

@@ -4,7 +4,10 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+from django.db import connections
 
 T = TypeVar("T")
 
@@ -35,6 +38,19 @@ async def aeventually(
             return value
         await asyncio.sleep(pause)
     raise _never(predicate, value, timeout, message)
+
+
+def elsewhere(call: Callable[[], T]) -> T:
+    """Call a function on another thread, which the caller's transaction does not concern."""
+
+    def run() -> T:
+        try:
+            return call()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result(PATIENCE)
 
 
 def _pauses(timeout: float) -> Iterator[float]:

@@ -69,7 +69,7 @@ LIMITED = (
     "BETWEEN interval '1 ms' AND ms * interval '1 ms'"
 )
 """Sets times in the settings of a transaction of PostgreSQL that are longer; returns those before."""
-HOLDERS = """
+LOCK_HOLDERS = """
     SELECT a.pid, a.application_name, a.state,
         round(extract(epoch FROM clock_timestamp() - a.xact_start)),
         round(extract(epoch FROM clock_timestamp() - a.query_start)),
@@ -85,6 +85,7 @@ HOLDERS = """
 """
 """The session that held up others: one with a lock of a whole table, or with the oldest transaction."""
 WHOLE_TABLE = ["AccessExclusiveLock", "ExclusiveLock", "ShareRowExclusiveLock", "ShareLock"]
+"""Modes of locks that keep all others from writing to a table."""
 AT_ONCE = "; SET LOCAL lock_timeout = '250ms'"
 """Lets a transaction of PostgreSQL wait for others like itself, but for none that stays open."""
 SUFFIX = "-djqueue"
@@ -535,7 +536,7 @@ class PostgresSql(SqlDialect):
 
     def holder(self, wrapper: BaseDatabaseWrapper, older: float = 0.2) -> str:
         given = {"whole": WHOLE_TABLE, "older": older}
-        found = self.cursor(wrapper).execute(HOLDERS, given).fetchone()
+        found = self.cursor(wrapper).execute(LOCK_HOLDERS, given).fetchone()
         if found is None:
             return ""
         pid, name, state, age, query_age, mode, table = found

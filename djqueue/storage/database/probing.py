@@ -12,6 +12,7 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.overview import Finding
 from djqueue.storage.tables.dberrors import LOCKED
 
+from .dialects import WHOLE_TABLE
 from .transaction import Database, Tx
 
 LOCKED_FOR = 10.0
@@ -35,7 +36,7 @@ LOCKS = """
         FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
         WHERE l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
             AND left(c.relname, 8) = 'djqueue_' AND l.pid <> pg_backend_pid()
-            AND l.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+            AND l.mode = ANY(?)
     ) k LEFT JOIN pg_stat_activity a ON a.pid = k.pid
     ORDER BY seconds DESC
 """
@@ -67,7 +68,8 @@ def _write(tx: Tx) -> None:
 
 def _locked_tables(database: Database) -> Iterator[Finding]:
     seen = set()
-    for table, pid, application, state, seconds in database.read(lambda tx: tx.rows(LOCKS), is_single=True):
+    locks = database.read(lambda tx: tx.rows(LOCKS, WHOLE_TABLE), is_single=True)
+    for table, pid, application, state, seconds in locks:
         if seconds >= LOCKED_FOR and pid not in seen:
             seen.add(pid)
             about = ", ".join(filter(None, (application, state)))

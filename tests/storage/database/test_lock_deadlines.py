@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event, Thread
 
@@ -14,7 +13,7 @@ from djqueue.core.deadlines import within
 from djqueue.core.errors import ResultTimeoutError, StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.testing.factories import QUEUE, batch, claim, completing, enqueue, enqueue_many, request
-from tests.support import PATIENCE, eventually
+from tests.support import PATIENCE, elsewhere, eventually
 
 pytestmark = pytest.mark.dialect
 SHORT = 0.3
@@ -88,19 +87,6 @@ def ends(call):
     finally:
         assert time.monotonic() - began < 20 * SHORT
     return None
-
-
-def elsewhere(call):
-    """Call a function on another thread, which the caller's transaction does not concern."""
-
-    def run():
-        try:
-            return call()
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run).result(PATIENCE)
 
 
 def lock_timeout():

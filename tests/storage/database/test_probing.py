@@ -1,18 +1,17 @@
 """The probe of the health checks."""
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 
 from djqueue.core.deadlines import within
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.procfs import lock_holders
 from djqueue.storage.database import DatabaseStorage, probing
 from djqueue.testing.factories import enqueue
-from tests.support import PATIENCE
+from tests.support import elsewhere
 
 pytestmark = pytest.mark.dialect
 READ_ONLY = {"sqlite": ("PRAGMA query_only = 1", "PRAGMA query_only = 0")}
@@ -20,19 +19,6 @@ READ_ONLY["postgresql"] = (
     "SET default_transaction_read_only = on",
     "RESET default_transaction_read_only",
 )
-
-
-def elsewhere(call):
-    """Call a function on another thread, which the caller's transaction does not concern."""
-
-    def run():
-        try:
-            return call()
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run).result(PATIENCE)
 
 
 def test_probe_of_writable_tables_finds_nothing_and_leaves_no_queue(make):

@@ -6,7 +6,7 @@ from functools import partial
 from threading import Event
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 
 from djqueue import models
 from djqueue.core.job import Lease
@@ -29,7 +29,7 @@ from djqueue.testing.factories import (
     request,
     retrying,
 )
-from tests.support import PATIENCE, eventually
+from tests.support import PATIENCE, elsewhere, eventually
 
 pytestmark = pytest.mark.dialect
 
@@ -38,19 +38,6 @@ pytestmark = pytest.mark.dialect
 def _rows_are_locked() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("SQLite has one writer")
-
-
-def elsewhere(call):
-    """Call a function on another thread, which the caller's transaction does not concern."""
-
-    def run():
-        try:
-            return call()
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(run).result(PATIENCE)
 
 
 def lease_of(job_id):

@@ -31,9 +31,9 @@ from .wakeevent import WakeOn
 from .watching import CancelWatch, Heartbeat
 
 BURST = 0.001
-"""Seconds for which exchanges with a storage in memory may follow each other before the loop's other
-tasks run. An iteration of the event loop takes as long as a short job. Measured without the loop's own clock,
-which does not advance during an iteration of uvloop."""
+"""Seconds for which exchanges with a storage that answers on this thread may follow each other before the
+loop's other tasks run. An iteration of the event loop takes as long as a short job. Measured without the
+loop's own clock, which does not advance during an iteration of uvloop."""
 MIN_EXCHANGE_SLOTS = 25
 """Slots per exchange below which two exchanges at once cost more than they save."""
 POLL = 5.0
@@ -97,7 +97,6 @@ class ClaimLoop:
         self._max_in_flight = self._storage.capabilities.max_in_flight if has_slots else 1
         self._is_distant = self._storage.capabilities.max_in_flight > 1
         """Whether each exchange waits for a reply of another process."""
-        self._burst = BURST if self._storage.capabilities.in_process else 0.0
         self._share = -(-self._options.concurrency // self._max_in_flight)
         """Maximum of outcomes and of slots in one of several exchanges."""
         self._exchanges: set[asyncio.Task[None]] = set()
@@ -144,11 +143,11 @@ class ClaimLoop:
                 self._stop_at_max_jobs(self._options.max_jobs)
             is_ready = exchange is not None and self._runs.ended and not self._retry.length
             if is_ready and (self._is_distant or monotonic() < burst_end):
-                # Waiting for a reply has let the loop's other tasks run; a storage in this process does not.
+                # Waiting for a reply has let the loop's other tasks run; an answer on this thread has not.
                 self._wake_event.clear_endings()
             else:
                 await self._sleep()
-                burst_end = monotonic() + self._burst
+                burst_end = monotonic() + BURST
         if self._exchanges:
             await asyncio.wait(self._exchanges)
 

@@ -54,7 +54,7 @@ from .keys import READ_KEYS
 from .keyspace import Keyspace, chunks, scan
 from .limits import SharedLimits
 from .metrics import Metrics
-from .records import NUMBER, STATES, key_limit, mapping, pack_text, text, unpack
+from .records import NUMBER, STATES, key_limit, pack_text, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 from .workers import RedisWorkers

@@ -27,7 +27,7 @@ local FULL = {0, {'full'}}
 local limits = call('HMGET', META, 'paused', 'held', 'bounds', 'limited', 'token')
 if limits[1] or limits[2] or limits[3] then return FULL end
 -- Whether finish_and_claim_plain.lua can be used from now on.
-local is_plain = rare == 0 and not limits[4]
+local is_plain = rare == 0 and not watching and not limits[4]
 local due
 if rare > 0 then
   due = call('ZRANGE', DUE, '0', '0', 'WITHSCORES')[2]

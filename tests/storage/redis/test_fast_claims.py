@@ -336,6 +336,22 @@ def test_call_for_plain_queues_notices_that_the_queue_was(redis_options, redis_s
         assert used["finish_and_claim_plain"] == (3 if change == "given a job in front" else 2)
 
 
+def test_exchange_in_a_plain_queue_takes_twelve_commands(redis_options, redis_server, used):
+    with closing(RedisStorage(**redis_options)) as storage, redis_server.client() as client:
+        storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""] * 9)])
+        jobs = claimed(storage)
+        request = ClaimRequest("w", 1, frozenset(NAMES), (QUEUE,))
+        jobs = storage.finish(completing_all(jobs), request).claims.jobs
+        client.config_resetstat()
+
+        storage.finish(completing_all(jobs), request)
+
+        calls = {name: entry["calls"] for name, entry in client.info("commandstats").items()}
+        inside = calls.keys() - {"cmdstat_evalsha", "cmdstat_config|resetstat"}
+        assert sum(calls[name] for name in inside) == 12
+    assert used["finish_and_claim_plain"] == 2
+
+
 def test_requests_in_a_plain_queue_are_forgotten_after_a_minute(redis_options, redis_server, used):
     clock = FakeClock()
     with closing(RedisStorage(clock=clock, **redis_options)) as storage, redis_server.client() as client:

@@ -45,6 +45,8 @@ FAST_PAUSES = {b"full": 20, b"due": 3}
 """Calls for which the fast script is skipped after it did not suffice for a queue, by its reply. Delayed jobs
 that were due are no longer delayed at the next call.
 """
+PLAIN_PAUSE = 20
+"""Calls that find a queue plain until the script for plain queues is tried again after it did not suffice."""
 NO_CLAIMS = Claims([], None)
 
 
@@ -117,8 +119,8 @@ class Claiming:
         """Queues with a limiter in which the last claim found fewer jobs than it might have taken."""
         self._fast_pauses: dict[str, int] = {}
         """Calls left until the fast script is tried again, by queue."""
-        self._plain: set[str] = set()
-        """Queues whose last call found them plain."""
+        self._plain: dict[str, int] = {}
+        """Calls left until the script for plain queues is tried, by queue that was found plain."""
 
     def finish(
         self, outcomes: Sequence[Outcome], then: ClaimRequest | None, *, may_postpone: bool = False
@@ -333,11 +335,11 @@ class Claiming:
             limits = _fast_limits(policy)
             packed, with_result = records.completed_arguments(queue, outcomes)
             results = list(map(keys.result, with_result))
-            if queue in self._plain and not limits:
+            if self._plain.get(queue) == 0 and not limits:
                 call = ScriptCall(script("finish_and_claim_plain"), keys, heading + packed, results)
                 [[left, reply]] = yield [call]
                 if reply[0] == b"full":
-                    self._plain.discard(queue)
+                    self._plain[queue] = PLAIN_PAUSE
                     reply = None
             if reply is None:
                 arguments = [*heading, limits, *packed]
@@ -349,7 +351,7 @@ class Claiming:
                     reply = None
                 elif reply[0] == b"plain":
                     forget_if_many(self._plain)
-                    self._plain.add(queue)
+                    self._plain[queue] = max(0, self._plain.get(queue, 0) - 1)
         if reply is None:
             worker = pack_text(request.worker) if request is not None else b""
             results = [keys.result(outcome.id) for outcome in outcomes]

@@ -45,14 +45,16 @@ FAST_PAUSES = {b"full": 20, b"due": 3}
 """Calls for which the fast script is skipped after it did not suffice for a queue, by its reply. Delayed jobs
 that were due are no longer delayed at the next call.
 """
+PLAIN_PAUSE = 20
+"""Calls that find a queue plain until the script for plain queues is tried again after it did not suffice."""
 NO_CLAIMS = Claims([], None)
 
 
 class ScriptReply(NamedTuple):
-    """A reply of `finish_and_claim.lua` or its fast variant, which has only the first fields."""
+    """A reply of `finish_and_claim.lua` or a faster variant, which has only the first fields."""
 
     status: bytes
-    """`done`; `again` if the reply to an earlier sending was lost."""
+    """`done` or `plain`; `again` if the reply to an earlier sending was lost."""
     flags: bytes
     """`1` for each outcome that was accepted, otherwise `0`."""
     last_token: int | bytes
@@ -117,6 +119,8 @@ class Claiming:
         """Queues with a limiter in which the last claim found fewer jobs than it might have taken."""
         self._fast_pauses: dict[str, int] = {}
         """Calls left until the fast script is tried again, by queue."""
+        self._plain: dict[str, int] = {}
+        """Calls left until the script for plain queues is tried, by queue that was found plain."""
 
     def finish(
         self, outcomes: Sequence[Outcome], then: ClaimRequest | None, *, may_postpone: bool = False
@@ -327,16 +331,27 @@ class Claiming:
         reply: Any = None
         if self._may_use_fast_script(queue, outcomes):
             worker = pack(request.worker if request is not None else "")
-            heading = [len(outcomes), worker, slots, policy.lease, names.listed, _fast_limits(policy)]
+            heading = [len(outcomes), worker, slots, policy.lease, names.listed]
+            limits = _fast_limits(policy)
             packed, with_result = records.completed_arguments(queue, outcomes)
             results = list(map(keys.result, with_result))
-            [[left, reply]] = yield [
-                ScriptCall(script("finish_and_claim_fast"), keys, heading + packed, results)
-            ]
-            if reply[0] in FAST_PAUSES:
-                forget_if_many(self._fast_pauses)
-                self._fast_pauses[queue] = FAST_PAUSES[reply[0]]
-                reply = None
+            if self._plain.get(queue) == 0 and not limits:
+                call = ScriptCall(script("finish_and_claim_plain"), keys, heading + packed, results)
+                [[left, reply]] = yield [call]
+                if reply[0] == b"full":
+                    self._plain[queue] = PLAIN_PAUSE
+                    reply = None
+            if reply is None:
+                arguments = [*heading, limits, *packed]
+                call = ScriptCall(script("finish_and_claim_fast"), keys, arguments, results)
+                [[left, reply]] = yield [call]
+                if reply[0] in FAST_PAUSES:
+                    forget_if_many(self._fast_pauses)
+                    self._fast_pauses[queue] = FAST_PAUSES[reply[0]]
+                    reply = None
+                elif reply[0] == b"plain":
+                    forget_if_many(self._plain)
+                    self._plain[queue] = max(0, self._plain.get(queue, 0) - 1)
         if reply is None:
             worker = pack_text(request.worker) if request is not None else b""
             results = [keys.result(outcome.id) for outcome in outcomes]

@@ -258,6 +258,7 @@ class Keyspace:
                 pairs = [
                     part for pair in zip(records.BOUNDS, bounds, strict=True) if pair[1] for part in pair
                 ]
+                pairs += (b"plain", b"")  # see `finish_and_claim_plain.lua`
                 commands.append(RedisCommand((b"HSET", self.keys(queue).key("meta"), *pairs)))
             agreed.append(queue)
         if commands:

@@ -111,7 +111,7 @@ class RedisQueues(Queues):
         removed = 0
         if State.BLOCKED in states:
             # Dependents go first: otherwise they would end with their dependencies, and stay.
-            [has_blocked] = yield [RedisCommand((b"HEXISTS", keys.key("count"), b"b"))]
+            [has_blocked] = yield [RedisCommand((b"HEXISTS", keys.key("meta"), b"b"))]
             jobs = (yield from scan(keys, frozenset({State.BLOCKED}), before)) if has_blocked else []
             newest_first = [job_id for _, job_id in sorted(jobs, reverse=True)]
             removed = yield from self._clean_these(keys, newest_first, before, states, limit)

@@ -54,7 +54,7 @@ from .keys import READ_KEYS
 from .keyspace import Keyspace, chunks, scan
 from .limits import SharedLimits
 from .metrics import Metrics
-from .records import NUMBER, STATES, key_limit, mapping, pack_text, text, unpack
+from .records import NUMBER, STATES, key_limit, pack_text, text, unpack
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 from .workers import RedisWorkers
@@ -135,11 +135,11 @@ class RedisReads(Reads):
         counters, delayed, active, failed = self._keyspace.ask(
             ScriptCall(script("counts"), self._keyspace.keys(queue), [], sequence=False)
         )
-        return _counts(mapping(counters), delayed, active, failed)
+        return _counts(_counters(counters), delayed, active, failed)
 
     def waiting_names(self, queue: str) -> dict[str, int]:
-        counters = self._keyspace.ask(RedisCommand((b"HGETALL", self._keyspace.keys(queue).key("count"))))
-        return {name[2:]: number for name, number in mapping(counters).items() if name.startswith("n:")}
+        found = self._keyspace.ask(RedisCommand((b"HGETALL", self._keyspace.keys(queue).key("meta"))))
+        return {name[2:]: number for name, number in _counters(found).items() if name.startswith("n:")}
 
     def page(self, queue: str, state: State | None, limit: int, after: str | None = None) -> list[JobRecord]:
         return self._keyspace.run(self._page(queue, state, limit, after))
@@ -579,7 +579,7 @@ def _links(
 def _overview(name: str, policy: QueuePolicy, reply: Sequence[Any]) -> QueueOverview:
     now, counters, delayed, active, failed, existing, due, oldest, overrides, kept = reply
     paused, mode, *limited = overrides
-    numbers = mapping(counters)
+    numbers = _counters(counters)
     rate, concurrency, tokens = _limits(policy, limited, int(now))
     names = {word[2:]: number for word, number in numbers.items() if word.startswith("n:")}
     counts = _counts(numbers, delayed, active, failed)
@@ -603,6 +603,12 @@ def _overview(name: str, policy: QueuePolicy, reply: Sequence[Any]) -> QueueOver
 def _mode(recorded: bytes | None, policy: QueuePolicy) -> str:
     """Return the key mode of a queue: the recorded one, or that of the policy if none is."""
     return text(recorded) if recorded else policy.key_mode
+
+
+def _counters(meta: Any) -> dict[str, int]:
+    """Return the counters among the fields of a queue's `meta`: see `lua/numbers.lua`."""
+    found = {text(name): value for name, value in records.pairs(meta) if name[:2] == b"n:" or len(name) < 3}
+    return {name: int(value) for name, value in found.items()}
 
 
 def _counts(counters: dict[str, int], delayed: int, active: int, failed: int) -> dict[State, int]:

@@ -147,6 +147,7 @@ class Restore:
             closed = [self._keyspace.common, *map(self._keyspace.keys, queues)]
             for keys in closed:
                 self._ask(b"SET", keys.key("restoring"), CLOSED)
+                self._ask(b"HDEL", keys.key("meta"), b"plain")  # see `finish_and_claim_plain.lua`
             if not (new := sorted({*self._names()} - {*queues})):
                 return queues
             queues += new

@@ -60,6 +60,7 @@ NAMES = (
     "peek",
     "plan",
     "finish_and_claim_fast",
+    "finish_and_claim_plain",
     "read",
     "receive",
     "record",

@@ -46,7 +46,7 @@ def raw(storage, command, name, *arguments):
 
 
 def counters(storage, queue):
-    counts = storage._connections.sync().hgetall(storage.keys(queue).key("count"))
+    counts = storage._connections.sync().hgetall(storage.keys(queue).key("meta"))
     letters = {"completed": b"Bc", "cancelled": b"Bx", "failed": b"Bf", "results": b"Br"}
     return {name: int(counts.get(letter, 0)) for name, letter in letters.items()}
 

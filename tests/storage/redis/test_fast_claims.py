@@ -1,6 +1,8 @@
 """The fast finish-and-claim script does the same as the full script in every state of a queue."""
 
 import random
+import re
+import time
 from collections import Counter
 from contextlib import closing
 
@@ -10,6 +12,7 @@ import pytest
 from djqueue.core.job import Batch, ClaimRequest, JobFailure, Outcome
 from djqueue.core.options import JobOptions
 from djqueue.core.policies import QueuePolicy, Rate
+from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage, claiming
 from djqueue.testing.clock import FakeClock
 
@@ -39,6 +42,9 @@ OTHER = [
 MIXES = {"plain": PLAIN, "placed": PLAIN + PLACED * 2, "all": PLAIN + PLACED + OTHER}
 
 
+IS_SEQUENCE = re.compile(rb".*:sequence:").match
+
+
 class Run:
     """Random operations on an empty queue; those of one seed are always the same."""
 
@@ -52,8 +58,8 @@ class Run:
         self.replies = []
 
     def step(self):
-        kinds = ["enqueue", "work", "work", "work", "advance", "cancel", "prioritize"]
-        getattr(self, self.random.choices(kinds, [4, 4, 4, 4, 2, 1, 1])[0])()
+        kinds = ["enqueue", "work", "work", "work", "advance", "cancel", "prioritize", "pause", "sweep"]
+        getattr(self, self.random.choices(kinds, [8, 8, 8, 8, 4, 2, 2, 1, 1])[0])()
 
     def enqueue(self):
         options = dict(self.random.choice(self.mix))
@@ -97,6 +103,13 @@ class Run:
         if self.made:
             self.storage.jobs.cancel(QUEUE, [self.random.choice(self.made)])
 
+    def pause(self):
+        controls = self.storage.queues
+        (controls.resume if controls.is_paused(QUEUE) else controls.pause)(QUEUE)
+
+    def sweep(self):
+        self.storage.sweep()
+
     def prioritize(self):
         if self.made:
             self.storage.jobs.update(
@@ -119,7 +132,15 @@ def content(client, key):
         return [fields for _, fields in client.xrange(key)]
     found = client.hgetall(key)
     if key.endswith(b":meta"):
-        for field in (b"token", b"holes", b"bucket", b"parts", b"filled"):
+        for field in [
+            *filter(IS_SEQUENCE, found),
+            b"token",
+            b"holes",
+            b"bucket",
+            b"parts",
+            b"filled",
+            b"plain",
+        ]:
             found.pop(field, None)
     elif key.endswith(b":st"):
         found = {job_id: entry(st) for job_id, st in found.items()}
@@ -199,8 +220,10 @@ def test_fast_script_stores_the_same_as_the_full_script(
 ):
     steps = 100
     monkeypatch.setattr(claiming, "FAST_PAUSES", dict.fromkeys(claiming.FAST_PAUSES, 0))
+    monkeypatch.setattr(claiming, "PLAIN_PAUSE", 1)
     fast = outcome_of(redis_server, POLICIES[policy], MIXES[mix], seed, steps)
     assert used["finish_and_claim_fast"] > used["finish_and_claim"] / 2
+    assert used["finish_and_claim_plain"] > 0 or (policy, mix, seed) != ("unlimited", "plain", 0)
     monkeypatch.setattr(claiming.Claiming, "_may_use_fast_script", lambda *_: False)
 
     full = outcome_of(redis_server, POLICIES[policy], MIXES[mix], seed, steps)
@@ -266,6 +289,94 @@ def test_cancelled_job_does_not_give_its_turn_to_a_job_of_lower_priority(
         request = ClaimRequest("w", 3, frozenset("a"), (QUEUE,))
 
         assert [job.id for job in storage.claim(request).jobs] == ["1", "3", "4"]
+
+
+def claimed(storage, count=1):
+    return storage.claim(ClaimRequest("w", count, frozenset(NAMES), (QUEUE,))).jobs
+
+
+def completing_all(jobs):
+    return [Outcome(QUEUE, job.id, job.token, "complete", b"1") for job in jobs]
+
+
+def add(storage, **options):
+    storage.enqueue([Batch(QUEUE, "b", JobOptions(**options), [b""], ["new"])])
+
+
+CHANGES = {
+    "paused": (lambda storage, job: storage.queues.pause(QUEUE), []),
+    "limited": (lambda storage, job: storage.queues.set_limits(QUEUE, concurrency=1), ["3"]),
+    "given a job of higher priority": (lambda storage, job: add(storage, priority=1), ["new"]),
+    "given a job in front": (lambda storage, job: add(storage, lifo=True), ["new"]),
+    "given a dependent": (lambda storage, job: add(storage, depends_on=((QUEUE, job.id),)), ["3"]),
+    "watched": (lambda storage, job: storage.events.subscribe(QUEUE, lambda event: None), ["3"]),
+    "obliterated": (lambda storage, job: storage.queues.obliterate(QUEUE, force=True), []),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_call_for_plain_queues_notices_that_the_queue_was(
+    redis_options, redis_server, monkeypatch, used, change
+):
+    monkeypatch.setattr(claiming, "PLAIN_PAUSE", 1)
+    alter, next_ids = CHANGES[change]
+    with closing(RedisStorage(**redis_options)) as storage:
+        storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""] * 9, list("123456789"))])
+        jobs = claimed(storage)
+        request = ClaimRequest("w", 1, frozenset(NAMES), (QUEUE,))
+        jobs = storage.finish(completing_all(jobs), request).claims.jobs
+        assert used == {"finish_and_claim_fast": 1, "finish_and_claim_plain": 1}
+        alter(storage, *jobs)
+
+        found = storage.finish(completing_all(jobs), request)
+
+        assert found.accepted == [change != "obliterated"]
+        assert [job.id for job in found.claims.jobs] == next_ids
+        if change == "given a dependent":
+            assert storage.reads.states(QUEUE, ["new"]) == [State.WAITING]
+        assert (used["finish_and_claim_plain"], used["finish_and_claim_fast"]) == (2, 2)
+        storage.finish(completing_all(found.claims.jobs), request)
+        # The job of higher priority was there when the last call began.
+        assert used["finish_and_claim_plain"] == (3 if change == "given a job in front" else 2)
+
+
+def test_exchange_in_a_plain_queue_takes_twelve_commands(redis_options, redis_server, used):
+    with closing(RedisStorage(**redis_options)) as storage, redis_server.client() as client:
+        storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""] * 9)])
+        jobs = claimed(storage)
+        request = ClaimRequest("w", 1, frozenset(NAMES), (QUEUE,))
+        jobs = storage.finish(completing_all(jobs), request).claims.jobs
+        client.config_resetstat()
+
+        storage.finish(completing_all(jobs), request)
+
+        calls = {name: entry["calls"] for name, entry in client.info("commandstats").items()}
+        inside = calls.keys() - {"cmdstat_evalsha", "cmdstat_config|resetstat"}
+        assert sum(calls[name] for name in inside) == 12
+    assert used["finish_and_claim_plain"] == 2
+
+
+def test_requests_in_a_plain_queue_are_forgotten_after_a_minute(redis_options, redis_server, used):
+    clock = FakeClock()
+    with closing(RedisStorage(clock=clock, **redis_options)) as storage, redis_server.client() as client:
+        storage.enqueue([Batch(QUEUE, "a", JobOptions(), [b""] * 9)])
+        jobs = claimed(storage)
+        storage.finish(completing_all(jobs), ClaimRequest("w", 1, frozenset(NAMES), (QUEUE,)))
+        meta = storage.keys(QUEUE).key("meta").decode()
+        [kept] = [field for field in client.hkeys(meta) if ":sequence:" in field]
+        number, rest = b"\0" * 8, b"\x97"
+        old, young = (f"{{q:{QUEUE}}}:sequence:{age}-{at}" for age in ("old", "young") for at in (1,))
+        now = int(time.time() * 1_000)
+        client.hset(meta, old, number + (now - 61_000).to_bytes(8) + rest)
+        client.hset(meta, young, number + (now - 50_000).to_bytes(8) + rest)
+        storage.sweep()
+        assert {old, young, kept} <= {*client.hkeys(meta)}  # there are few
+        client.hset(meta, mapping={f"n:{number}": 1 for number in range(70)})
+
+        storage.sweep()
+
+        assert {field for field in client.hkeys(meta) if ":sequence:" in field} == {kept, young}
+    assert used["finish_and_claim_plain"] == 1
 
 
 def test_two_outcomes_of_one_job_use_the_full_script(redis_options, redis_server, used):

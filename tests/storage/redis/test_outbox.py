@@ -635,7 +635,7 @@ def kept(storage, queue):
     return (
         counts(storage, queue).get(State.COMPLETED, 0),
         client.zcard(keys.key("holds")),
-        int(client.hget(keys.key("count"), "hc") or 0),
+        int(client.hget(keys.key("meta"), "hc") or 0),
     )
 
 

@@ -32,6 +32,7 @@ def test_names_of_queues_that_come_and_go_are_forgotten(
             "short": len(claiming._short),
             "drained": len(claiming._drained),
             "fast_pauses": len(claiming._fast_pauses),
+            "plain": len(claiming._plain),
             "cursors": len(sweeping._cursors),
             "ranks": len(sweeping._removing._ranks),
             "in_line": len(storage._limits.in_line),

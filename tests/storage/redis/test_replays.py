@@ -9,6 +9,7 @@ from djqueue.core.policies import KeyLimit, LimiterPolicy, QueuePolicy, Rate
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
 from djqueue.storage.redis.records import unpack_ids
+from djqueue.storage.redis.scripts import script
 from djqueue.testing.factories import (
     DELAY,
     ENDINGS,
@@ -92,7 +93,7 @@ def alike(first, second):
         case [left, [*replies]], [left_again, [*again]] if any(map(has_result, replies)):
             replies = [[*reply[:3], 1] if has_result(reply) else reply for reply in replies]
             return (left, replies) == (left_again, again)
-        case [left, [b"done", *ends]], [left_again, [b"again", *ends_again]]:
+        case [left, [b"done" | b"plain", *ends]], [left_again, [b"again", *ends_again]]:
             # The claimed jobs are the first list behind the word.
             place = next(place for place, end in enumerate(ends) if isinstance(end, list))
             ends[place] = ends[place][::3]
@@ -592,6 +593,57 @@ def test_request_arriving_after_the_next_of_its_sequence_is_rejected(redis_optio
             ask(next(words for words in sent if words[0].startswith(b"EVAL")))
 
         assert counts(storage) == {State.WAITING: 3}
+
+
+def test_repeated_finish_and_claim_in_a_plain_queue_changes_nothing(storage, twice):
+    ids = enqueue_many(storage, 12)
+    [first] = storage.claim(request(1)).jobs
+
+    with twice():
+        second = storage.finish([completing(first)], request(1))
+        third = storage.finish(list(map(completing, second.claims.jobs)), request(2))
+        rejected = storage.finish([completing(first)], request(1))
+        last = storage.finish(list(map(completing, third.claims.jobs)), None)
+
+    assert [second.accepted, third.accepted, rejected.accepted, last.accepted] == [
+        [True],
+        [True],
+        [False],
+        [True] * 2,
+    ]
+    claimed = [job.id for found in (second, third, rejected) for job in found.claims.jobs]
+    assert [first.id, *claimed] == ids[:5]
+    assert claim_ids(storage, 20) == ids[5:]
+
+
+def test_late_request_in_a_plain_queue_claims_nothing(storage, monkeypatch):
+    """Its first sending was held up somewhere; the second was answered, and the caller went on."""
+    enqueue_many(storage, 12)
+    [held] = storage.claim(request(1)).jobs
+    sent = []
+    ask = storage._roundtrips._exchange.ask
+
+    def recorded(words):
+        sent.append(words)
+        return ask(words)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(storage._roundtrips._exchange, "ask", recorded)
+        for _ in range(2):
+            [held] = storage.finish([completing(held)], request(1)).claims.jobs
+        storage.queues.pause(QUEUE)
+        storage.finish([completing(held)], request(1))
+    storage.queues.resume(QUEUE)
+    before = counts(storage)
+
+    plain = script("finish_and_claim_plain")
+    *earlier, last = [words for words in sent if words[1] in (plain.text, plain.sha)]
+    for words in earlier:
+        with pytest.raises(redis.ResponseError, match="LATE"):
+            ask(words)
+    assert len(earlier) == 2
+    assert ask(last) == [0, [b"full"]]
+    assert counts(storage) == before
 
 
 def test_repeated_finish_writes_one_dead_letter(storage, twice):

@@ -14,6 +14,7 @@ end
 
 -- remembered: the reply to a repetition of this request, if it is another one.
 local function answer(reply, remembered)
+  call('HDEL', META, 'plain') -- this script may have added what finish_and_claim_plain.lua does not look for
   local ids, packed, states = changed, nil, nil
   if #ids > 0 then
     states = table.concat(codes)

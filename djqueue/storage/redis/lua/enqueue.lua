@@ -29,7 +29,7 @@ end
 
 -- Return the number of waiting, delayed and blocked jobs.
 local function pending()
-  local after_end = call('HMGET', COUNT, 'c', 'x')
+  local after_end = call('HMGET', META, 'c', 'x')
   local others = call('ZCARD', LEASE) + call('ZCARD', DEAD) + (tonumber(after_end[1]) or 0) + (tonumber(after_end[2]) or 0)
   return call('HLEN', JOBS) - others
 end

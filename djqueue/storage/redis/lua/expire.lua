@@ -17,7 +17,7 @@ local sizes = call('EXISTS', SIZES) == 1 and call('HMGET', SIZES, unpack(ARGV, f
 local freed = {c = 0, x = 0, r = 0}
 
 local function counted(field)
-  return tonumber(call('HGET', COUNT, field) or 0)
+  return tonumber(call('HGET', META, field) or 0)
 end
 local surplus = limit and counted(wanted) - counted('h' .. wanted) - limit or 0
 local excess = bytes and counted('B' .. wanted) + (wanted == 'c' and counted('Br') or 0) - bytes or 0

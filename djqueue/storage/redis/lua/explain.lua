@@ -6,7 +6,7 @@
 --   until when the group pauses}, first active jobs of its group, number of jobs before it or -1, dependencies that it
 --   waits for (queue, id), id of the active job with its unique key that it waits for or ''}.
 --! include common layout list_position
---! keys jobs st meta count w z unhandled due group_waiting group_ready group_active groups unmet lease uniq
+--! keys jobs st meta w z unhandled due group_waiting group_ready group_active groups unmet lease uniq
 
 local pack = struct.pack
 local id, group_limit, limit, shown = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -96,6 +96,6 @@ end
 return {
   string.format('%.0f', now), blob, st or '',
   call('HMGET', META, 'paused', 'limited', 'capacity', 'per', 'concurrency', 'bucket', 'parts', 'filled'),
-  call('ZCARD', LEASE) + (call('HGET', COUNT, 'e') or 0), call('ZSCORE', LEASE, id) or '',
+  call('ZCARD', LEASE) + (call('HGET', META, 'e') or 0), call('ZSCORE', LEASE, id) or '',
   holders, {rules[1] or '', rules[2] or '', active, group and call('ZSCORE', DUE, NUL .. group) or ''}, mates, before(), unmet, followed,
 }

@@ -34,7 +34,7 @@ end
 
 -- Return the free slots of the concurrency.
 local function free()
-  return concurrency - call('ZCARD', LEASE) - (call('HGET', COUNT, 'e') or 0)
+  return concurrency - call('ZCARD', LEASE) - (call('HGET', META, 'e') or 0)
 end
 claiming.room_before = concurrency and free()
 
@@ -225,7 +225,7 @@ local function claim()
   if parts then
     local has = false
     for _, name in ipairs(names) do
-      has = has or call('HEXISTS', COUNT, 'n:' .. name) == 1
+      has = has or call('HEXISTS', META, 'n:' .. name) == 1
     end
     local missing = per - (parts - token * per)
     if has and missing > 0 then wait = math.ceil(missing / capacity) end

@@ -9,7 +9,7 @@
 --   '' or the configured capacity/per/concurrency (each '' for none); the kinds of the outcomes (c with a result, n
 --   without) and their tokens, each joined; their ids, of which none occurs twice; then the results. The worker is
 --   encoded (MessagePack).
--- Returns {'done', 'full' or 'due', a flag for each outcome, last token, milliseconds until the next job may be claimable
+-- Returns {'done', 'plain' (done, and finish_and_claim_plain.lua can take the next call), 'full' or 'due', a flag for each outcome, last token, milliseconds until the next job may be claimable
 --   or -1, 0, claims (id, record, counters or ''), time}; to a repeated request 'again' and the ids.
 --! include request numbers layout
 --! keys w lease finished
@@ -26,6 +26,8 @@ local FULL = {0, {'full'}}
 
 local limits = call('HMGET', META, 'paused', 'held', 'bounds', 'limited', 'token')
 if limits[1] or limits[2] or limits[3] then return FULL end
+-- Whether finish_and_claim_plain.lua can be used from now on.
+local is_plain = rare == 0 and not watching and not limits[4]
 local due
 if rare > 0 then
   due = call('ZRANGE', DUE, '0', '0', 'WITHSCORES')[2]
@@ -70,7 +72,7 @@ if limits[4] or ARGV[ARGS + 5] ~= '' then
     slots = math.min(slots, floor(parts / per))
   end
   if concurrency then
-    free_before = concurrency - call('ZCARD', LEASE) - (call('HGET', COUNT, 'e') or 0)
+    free_before = concurrency - call('ZCARD', LEASE) - (call('HGET', META, 'e') or 0)
     free = free_before + outcomes
     slots = math.min(slots, free)
   end
@@ -173,7 +175,7 @@ if outcomes > 0 then
     end
   end
   call('ZADD', FINISHED, unpack(scores, 1, n))
-  call('HINCRBY', COUNT, COMPLETED, ARGV[ARGS])
+  call('HINCRBY', META, COMPLETED, ARGV[ARGS])
 end
 
 -- A sorted set of few and short members is searched from one end. A long member, which is removed at once, has Redis
@@ -184,7 +186,11 @@ local base, claimed = 0, {}
 if count > 0 then
   -- As `next_numbers` does, in one call.
   base = math.max(tonumber(limits[5] or 0), now * 2048)
-  call('HSET', META, 'token', format('%d', base + count))
+  if is_plain then
+    call('HSET', META, 'token', format('%d', base + count), 'plain', '1')
+  else
+    call('HSET', META, 'token', format('%d', base + count))
+  end
   -- The encoding of {1, 0, 0, worker, now, 0, '', '', '', '', 0, 0}.
   local new = '\156\1\0\0' .. worker .. '\207' .. pack('>I8', now) .. '\0\160\160\160\160\0\0'
   local expires, leases = format('%d', now + ARGV[ARGS + 3]), long_member and {'0', long_member} or {nil, nil}
@@ -219,7 +225,7 @@ if claims and capacity then
   if count > 0 then store_bucket(META, 'bucket', capacity, per, parts) end
   if parts < per then
     for name in string.gmatch(names, '[^%z]+') do
-      if call('HEXISTS', COUNT, 'n:' .. name) == 1 then
+      if call('HEXISTS', META, 'n:' .. name) == 1 then
         local missing = math.ceil((per - parts) / capacity)
         if wait < 0 or missing < wait then wait = missing end
         break
@@ -241,7 +247,7 @@ end
 -- Claims change the number of the last token, which pages compare like the version.
 unchanged = outcomes == 0 or count > 0
 local flags, packed, states, reported = string.rep('1', outcomes), '', nil, nil
-local reply = {'done', flags, base, wait, 0, claimed, now}
+local reply = {is_plain and count > 0 and 'plain' or 'done', flags, base, wait, 0, claimed, now}
 if n > 0 then
   states = string.rep(COMPLETED, outcomes) .. string.rep(ACTIVE, count)
   --! insert packed_ids

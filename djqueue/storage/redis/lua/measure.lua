@@ -13,7 +13,7 @@ do
   local function totals()
     local kept = call('HMGET', META, 'gone', 'gone:c', 'gone:x', 'retried', 'stalled', 'otherwise', 'buried')
     for i = 1, 7 do kept[i] = tonumber(kept[i] or 0) end
-    local after_end = call('HMGET', COUNT, 'c', 'x')
+    local after_end = call('HMGET', META, 'c', 'x')
     local done, cancelled = (after_end[1] or 0) + kept[2], (after_end[2] or 0) + kept[3]
     local started = done + kept[4] + kept[5] + kept[6] + call('ZCARD', LEASE)
     return {call('HLEN', JOBS) + kept[1] + kept[2] + kept[3], started, done, kept[4], kept[7], cancelled, kept[5]}

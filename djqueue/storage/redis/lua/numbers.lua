@@ -1,10 +1,12 @@
 -- Counters, numbers, and commands with many values.
+--
+-- The counters are fields of `meta` with one or two characters, or 'n:' and the name of waiting jobs: see ready.lua.
 --! include request
 
 -- Add to a counter; one that is zero is deleted.
 local function add(field, number)
-  if number ~= 0 and call('HINCRBY', COUNT, field, number) == 0 then
-    call('HDEL', COUNT, field)
+  if number ~= 0 and call('HINCRBY', META, field, number) == 0 then
+    call('HDEL', META, field)
   end
 end
 

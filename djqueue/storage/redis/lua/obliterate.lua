@@ -51,7 +51,7 @@ if count > 0 then
 end
 -- Numbers go on ascending, so that no token or position is used twice. Messages that were not sent yet stay.
 local sent = call('HGET', META, 'sent')
-call('UNLINK', META, COUNT, ST, W, Z, UNHANDLED, DUE, GROUP_WAITING, GROUP_READY, GROUP_ACTIVE, GROUPS, RATES, UNMET, TTL, LEASE, FINISHED, DEAD, DEAD_LETTERS, AUTO_RETRIES, UNIQ, UNIQTTL, DEPS, HOLDS, NEEDS, HIST, PROG, DROPS, SIZES, RESULTS, DETAILS, ABOUT)
+call('UNLINK', META, ST, W, Z, UNHANDLED, DUE, GROUP_WAITING, GROUP_READY, GROUP_ACTIVE, GROUPS, RATES, UNMET, TTL, LEASE, FINISHED, DEAD, DEAD_LETTERS, AUTO_RETRIES, UNIQ, UNIQTTL, DEPS, HOLDS, NEEDS, HIST, PROG, DROPS, SIZES, RESULTS, DETAILS, ABOUT)
 if call('LLEN', OUTBOX) > 0 and sent then call('HSET', META, 'sent', sent) end
 for i = FIXED + 3, #KEYS do call('UNLINK', KEYS[i]) end
 call('PEXPIRE', INBOX, DAY)

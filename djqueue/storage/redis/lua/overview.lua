@@ -5,7 +5,7 @@
 --   due or '', since when the oldest claimable job has waited or '', overrides and bucket, components of the totals (see
 --   `totals_of` in inspector.py)}.
 --! include common
---! keys meta count jobs st due lease dead w z unhandled
+--! keys meta jobs st due lease dead w z unhandled
 
 
 -- Numbers at the front descend, and are below this; see next_number in ready.lua.
@@ -89,7 +89,7 @@ end
 
 -- Groups that pause until their rate allows more are in `due`, too.
 local due = ''
-local resting = tonumber(call('HGET', COUNT, 'r') or 0)
+local resting = tonumber(call('HGET', META, 'r') or 0)
 local soonest = call('ZRANGE', DUE, 0, resting, 'WITHSCORES')
 for i = 1, #soonest, 2 do
   if sub(soonest[i], 1, 1) ~= NUL then
@@ -98,7 +98,7 @@ for i = 1, #soonest, 2 do
   end
 end
 return {
-  string.format('%.0f', now), call('HGETALL', COUNT), call('ZCARD', DUE), call('ZCARD', LEASE), call('ZCARD', DEAD),
+  string.format('%.0f', now), call('HGETALL', META), call('ZCARD', DUE), call('ZCARD', LEASE), call('ZCARD', DEAD),
   call('HLEN', JOBS), due, earliest and string.format('%.0f', earliest) or '',
   call('HMGET', META, 'paused', 'mode', 'limited', 'capacity', 'per', 'concurrency', 'bucket', 'parts', 'filled'),
   call('HMGET', META, 'gone', 'gone:c', 'gone:x', 'retried', 'stalled', 'otherwise', 'buried'),

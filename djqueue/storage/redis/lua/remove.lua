@@ -21,7 +21,7 @@ local function may_go(job)
   if mode == 'surplus' or mode == 'heavy' then
     if not wanted[NAMES[job.state]] or keep.is_held(job) then return false end
     local is_heavy, code = mode == 'heavy', job.state
-    local found = call('HMGET', COUNT, is_heavy and 'B' .. code or code, is_heavy and 'Br' or 'h' .. code)
+    local found = call('HMGET', META, is_heavy and 'B' .. code or code, is_heavy and 'Br' or 'h' .. code)
     local count, more = tonumber(found[1]) or 0, tonumber(found[2]) or 0
     if not is_heavy then return count - more > bound end
     return count + (code == COMPLETED and more or 0) > bound

@@ -4,7 +4,7 @@
 -- ARGV: 1 the time, '' for the server's clock; 2 the number of this request in its sequence; 3 the queue's prefix;
 --   4 PUBLISH or SPUBLISH; 5 the maximum length of the stream of changes (0: none is written).
 -- Returns, by `answer.lua`: {length of the outbox, the script's reply, incidents or nothing}.
---! keys sequence meta count jobs st watch log outbox version restoring
+--! keys sequence meta jobs st watch log outbox version restoring
 --! rare watch outbox restoring
 --! include common
 

@@ -1,7 +1,7 @@
 -- Estimate the memory of a queue's larger keys from five samples each.
 --
 -- Returns for each its bytes, 0 if it does not exist, or -1 if the user may not ask.
---! keys jobs st w z due lease finished dead_letters hist log meta count
+--! keys jobs st w z due lease finished dead_letters hist log meta
 
 local MEMORY = 'MEMORY'
 local found = {}

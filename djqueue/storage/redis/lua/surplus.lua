@@ -3,10 +3,10 @@
 -- ARGV: 1 the time; the outcome's state code, or 'r' for results; maximum number and maximum bytes ('' each for none); the
 --   index at which to begin, and how many records to look at.
 -- Returns the index at which to go on (-1 at the end), and ids.
---! keys finished st count dead sizes results
+--! keys finished st meta dead sizes results
 
 local code, limit, bytes = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local function counted(field) return tonumber(redis.call('HGET', COUNT, field) or 0) end
+local function counted(field) return tonumber(redis.call('HGET', META, field) or 0) end
 
 local surplus, excess = 0, 0
 if limit then surplus = counted(code) - counted('h' .. code) - limit end

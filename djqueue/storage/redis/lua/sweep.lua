@@ -29,7 +29,7 @@ do
       if bound == '' then call('HDEL', META, field) else call('HSET', META, field, bound) end
       if bound == '' and field == 'bytes' then
         call('UNLINK', SIZES, RESULTS)
-        call('HDEL', COUNT, 'Bc', 'Bx', 'Bf', 'Br')
+        call('HDEL', META, 'Bc', 'Bx', 'Bf', 'Br')
       end
     end
   end
@@ -40,6 +40,16 @@ for i = ARGS + 17, #ARGV do
   local st = call('HGET', ST, ARGV[i])
   if st and holds(st, sub(st, 2, 9)) then
     call('ZADD', LEASE, 'NX', now + lease, ARGV[i])
+  end
+end
+
+-- Requests that finish_and_claim_plain.lua remembers for a minute; see request.lua.
+if call('HLEN', META) > 64 then
+  local kept, heading = call('HGETALL', META), string.match(SEQUENCE, '^.*:sequence:')
+  for i = 1, #kept, 2 do
+    if sub(kept[i], 1, #heading) == heading and unpack_number('>I8', kept[i + 1], 9) < clock - MINUTE then
+      call('HDEL', META, kept[i])
+    end
   end
 end
 

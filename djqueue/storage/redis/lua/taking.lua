@@ -38,7 +38,7 @@ local function candidates(limit)
     end
   end
   for _, name in ipairs(names) do
-    if call('HEXISTS', COUNT, 'n:' .. name) == 1 then
+    if call('HEXISTS', META, 'n:' .. name) == 1 then
       line(name, name, limit, false)
       -- A job with a stalled attempt ends a claim.
       if not claiming.skips then line(name, NUL .. name, 1, true) end

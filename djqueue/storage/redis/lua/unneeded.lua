@@ -16,7 +16,7 @@ local function forget_result(id, result_key, items_key)
   local due = call('ZSCORE', RESULTS, id)
   local kept = due and call('HGET', SIZES, id)
   if not kept then return 0 end
-  if is_surplus and tonumber(call('HGET', COUNT, 'Br') or 0) <= limit or not is_surplus and not is_over(due) then
+  if is_surplus and tonumber(call('HGET', META, 'Br') or 0) <= limit or not is_surplus and not is_over(due) then
     return 0
   end
   local _, result = unpack_number('>I4I4', kept)

@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.metrics import COUNTS, MINUTE, NO_TIMES, Bucket, Histogram
+from djqueue.core.metrics import COUNTS, MINUTE, NO_TIMES, Bucket, Histogram, Percentile
 from djqueue.core.overview import QueueOverview
 from djqueue.core.states import State
 from djqueue.core.workers import Unhandled, WorkerInfo, is_silent, served, silent_from, unhandled
@@ -131,8 +131,8 @@ class QueueRow(NamedTuple):
         return list(map(jobs_ended, self.buckets))
 
     @property
-    def wait_p95(self) -> float | None:
-        """95th percentile of the wait times of the last hour, in milliseconds."""
+    def wait_p95(self) -> Percentile | None:
+        """95th percentile of the wait times of the last hour."""
         return _together([bucket.wait for bucket in self.buckets]).percentile(0.95)
 
 

@@ -10,7 +10,7 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.core.errors import StorageError
-from djqueue.core.metrics import Bucket
+from djqueue.core.metrics import Bucket, Percentile
 from djqueue.core.states import State
 from djqueue.core.workers import WorkerInfo, unserved
 from djqueue.dashboard import boards, charts, reading, rendering, rights
@@ -50,8 +50,8 @@ class Minute(NamedTuple):
     """Wait times of the worst queues in a minute."""
 
     start: int
-    waits: list[tuple[float | None, str]]
-    """Wait of each queue in milliseconds, and in seconds for the chart."""
+    waits: list[tuple[Percentile | None, str]]
+    """Wait of each queue, and its seconds for the chart."""
 
 
 def _parts(request: HttpRequest) -> Hashable:
@@ -174,9 +174,9 @@ def _minutes(worst: list[boards.QueueRow]) -> list[Minute]:
     for buckets in zip(*(line.buckets for line in worst), strict=True):
         waits = [bucket.wait.percentile(0.95) for bucket in buckets]
         minutes.append(Minute(buckets[0].start, [(wait, _seconds(wait)) for wait in waits]))
-    ages = [float(line.age) for line in worst]
+    ages = [Percentile(line.age, is_floor=False) for line in worst]
     return [*minutes[:-1], Minute(worst[0].at, [(age, _seconds(age)) for age in ages])]
 
 
-def _seconds(milliseconds: float | None) -> str:
-    return "" if milliseconds is None else f"{max(1.0, milliseconds) / 1_000:.3f}"
+def _seconds(wait: Percentile | None) -> str:
+    return "" if wait is None else f"{max(1.0, wait.milliseconds) / 1_000:.3f}"

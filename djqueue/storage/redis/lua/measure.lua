@@ -8,7 +8,7 @@
 
 local measure
 do
-  local MAX_NAMES, NUMBERS = 200, 61
+  local MAX_NAMES, NUMBERS = 200, 89
 
   local function totals()
     local kept = call('HMGET', META, 'gone', 'gone:c', 'gone:x', 'retried', 'stalled', 'otherwise', 'buried')

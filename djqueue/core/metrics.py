@@ -33,7 +33,7 @@ BOUNDS = (
 """Upper ends of the histogram's parts in milliseconds, each about half as long again as the one before.
 
 The last part, the 40th, has times of a day and more. The bounds are fixed, so that any two histograms can be
-added. Up to 335 s, they are Sidekiq's. The script `measure.lua` has the number of values, too.
+added. Up to 335 s, they are Sidekiq's.
 """
 PARTS = len(BOUNDS) + 1
 

@@ -153,6 +153,12 @@ def number(value: float | None, places: int | None = None) -> str:
 
 
 @register.filter
+def percent(value: float, places: int = 0) -> str:
+    """Format a number of percent."""
+    return rendering.percent(value, places)
+
+
+@register.filter
 def state(value: str) -> SafeString:
     """Format a job's state as a badge."""
     return rendering.badge(value, state_label(value))

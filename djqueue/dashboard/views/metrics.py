@@ -131,6 +131,7 @@ def metrics(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "queue": queue,
         "queues": names,
         "windows": WINDOWS,
+        "period": _("hour") if report.window.length == HOUR else report.window.label,
         "histogram": _histogram(report.total),
         "csv_url": site.url("metrics_export", **here, format="csv"),
         "json_url": site.url("metrics_export", **here, format="json"),

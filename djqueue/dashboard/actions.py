@@ -18,8 +18,8 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 from djqueue.client import get_storage
 from djqueue.core.errors import OptionError
 from djqueue.core.options import MAX_INTEGER
-from djqueue.core.units import to_milliseconds
-from djqueue.dashboard import audit, reading, rights, tables
+from djqueue.core.units import to_datetime, to_milliseconds
+from djqueue.dashboard import audit, reading, rendering, rights, tables
 from djqueue.dashboard.forms import DateTimeInput, TimeField
 from djqueue.dashboard.site import CONVERTER, Crumb, DashboardSite
 from djqueue.dashboard.tables import alias_of, rows_of
@@ -176,6 +176,19 @@ def shown_match(given: Mapping[str, Any]) -> tuple[dict[str, str], list[tuple[An
     """Return the filters of a query string as they were given, and with their labels."""
     query = {name: given[name] for name in MatchForm.base_fields if given.get(name)}
     return query, [(MatchForm.base_fields[name].label, value) for name, value in query.items()]
+
+
+def stored_match(stored: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """Return the filters of an operation's row, with their labels."""
+    found = {name: stored.get(name) for name in MatchForm.base_fields}
+    return [
+        (
+            MatchForm.base_fields[name].label,
+            rendering.local(to_datetime(value)) if name in ("since", "until") else value,
+        )
+        for name, value in found.items()
+        if value not in (None, "")
+    ]
 
 
 def refusals(counts: Mapping[str, int]) -> list[str]:

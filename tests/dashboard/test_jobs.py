@@ -195,6 +195,8 @@ def test_actions_on_all_jobs_apply_every_filter(client, database):
     client.post(address(BY_NAME["all_cancel_begin"]), posted)
     stored = BulkOperation.objects.get().filter
     assert (stored["tag"], stored["priority"]) == ("red", 3)
+    operation = address(BY_NAME["operation"]).replace("/1/", f"/{BulkOperation.objects.get().pk}/")
+    assert '<dt>Priority</dt><dd class="djq-mono">3</dd>' in client.get(operation).content.decode()
 
 
 def test_previews_name_the_error_and_not_its_fingerprint(client, memory):

@@ -43,6 +43,7 @@ def operation(request: HttpRequest, site: DashboardSite, pk: int) -> HttpRespons
         "refused": actions.refusals(row.refused),
         "is_planned": row.state == BulkState.PLANNED,
         "has_begun": to_milliseconds(row.start_at) <= SYSTEM_CLOCK.now(),
+        "match": actions.stored_match(row.filter),
         "abort_url": _abort_url(request, site, row),
         "is_open": row.state in (BulkState.PLANNED, BulkState.RUNNING),
         "share": min(1.0, row.looked_at / row.expected) if row.expected else None,

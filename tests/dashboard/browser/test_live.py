@@ -64,7 +64,7 @@ Object.fromEntries([...document.querySelectorAll("tr[data-djq-row] [data-label]"
   (cell) => [cell.dataset.label, cell.textContent.trim()]))
 """
 CHART = """
-[...document.querySelectorAll("#djq-throughput tbody tr")].map(
+[...document.querySelectorAll("#djq-throughput table.djq-table tbody tr")].map(
   (row) => [...row.children].map((cell) => Number(cell.dataset.v)))
 """
 SETTLED = "!document.querySelector('.htmx-request, .htmx-swapping, .htmx-settling, .htmx-added')"

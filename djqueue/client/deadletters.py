@@ -23,8 +23,13 @@ MAX_PAGE = 500
 """Dead letters per call."""
 FINGERPRINT_LENGTH = 500
 """Characters of the message that count for its fingerprint."""
-VARIABLE = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+", re.IGNORECASE)
-"""Parts in which messages of the same error differ: addresses, UUIDs, numbers."""
+VARIABLE = re.compile(
+    r"""
+    \w[\w+.-]*://\S+ | \S+@\S+ | (?<!\w)(?:'[^']*'|"[^"]*")(?!\w) | [\w-]*\d[\w.:-]* | \b[a-f]{8,}\b
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+"""Parts in which messages of the same error differ: URLs, addresses, quoted texts, ids, numbers."""
 
 Progress = Callable[["RetriedDead"], object]
 
@@ -243,11 +248,11 @@ def _would_move(storage: Storage, queue: str, ids: Sequence[str], to: str) -> It
 
 
 def fingerprint(letter: DeadLetterRecord) -> str:
-    """Return a hash that is equal for dead letters of the same error, even if numbers in the message
-    differ.
+    """Return a hash that is equal for dead letters of the same job name and error, even if numbers, ids,
+    quoted texts or URLs in the message differ.
     """
     line = VARIABLE.sub("#", letter.error_message[:FINGERPRINT_LENGTH].partition("\n")[0])
-    data = f"{letter.error_type}\0{line}".encode(errors="surrogatepass")
+    data = f"{letter.error_type}\0{letter.name}\0{line}".encode(errors="surrogatepass")
     return blake2b(data, digest_size=6).hexdigest()
 
 

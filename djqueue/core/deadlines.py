@@ -8,37 +8,60 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import NamedTuple
 
+from . import procfs
 from .clock import SYSTEM_CLOCK, Clock
 
-_deadline: ContextVar[int | None] = ContextVar("djqueue_deadline", default=None)
-"""Monotonic milliseconds by which the current call has to end."""
+_deadline: ContextVar["within | None"] = ContextVar("djqueue_deadline", default=None)
+"""The deadline by which the current call has to end."""
 
 
 class within:  # noqa: N801 - used like a function; a generator would take several times as long
     """Limit everything inside to `seconds`; an earlier deadline that is already set stays."""
 
-    __slots__ = ("_seconds", "_token")
+    __slots__ = ("_token", "_until")
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+        self._until = SYSTEM_CLOCK.monotonic() + int(seconds * 1_000)
 
     def __enter__(self) -> None:
         """Set the deadline."""
-        until = SYSTEM_CLOCK.monotonic() + int(self._seconds * 1_000)
         current = _deadline.get()
-        self._token = _deadline.set(until if current is None else min(current, until))
+        self._token = _deadline.set(self if current is None or self.left() <= current.left() else current)
 
     def __exit__(self, *_: object) -> None:
         """Restore the earlier deadline."""
         _deadline.reset(self._token)
 
+    def left(self) -> int:
+        """Return the milliseconds until the deadline; less than 0 if it is over."""
+        return self._until - SYSTEM_CLOCK.monotonic()
+
+
+class waiting_within(within):  # noqa: N801
+    """Like `within`, but count only the time for which this thread waits for others.
+
+    The time for which it runs, or waits for a processor, does not count, so that a busy machine does not look
+    like a server that does not respond. Without /proc, all time counts.
+    """
+
+    __slots__ = ("_busy", "_thread")
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self._thread = threading.get_native_id()
+        self._busy = procfs.busy_time(self._thread)
+
+    def left(self) -> int:
+        """Return the milliseconds for which the thread may still wait."""
+        return super().left() + max(0, procfs.busy_time(self._thread) - self._busy)
+
 
 def remaining(limit: float) -> float:
     """Return the seconds that are left, at most `limit` and never less than 0."""
-    until = _deadline.get()
-    if until is None:
+    deadline = _deadline.get()
+    if deadline is None:
         return limit
-    return min(limit, max(0, until - SYSTEM_CLOCK.monotonic()) / 1_000)
+    return min(limit, max(0, deadline.left()) / 1_000)
 
 
 class GrowingPause:

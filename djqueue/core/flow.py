@@ -175,6 +175,15 @@ class FlowGraph(NamedTuple):
         inner = {edge.before for edge in self.edges}
         return [node for index, node in enumerate(self.nodes) if index not in inner]
 
+    def state(self) -> State | None:
+        """Return the state of the whole: active while a job has not ended, then failed if a job has failed,
+        cancelled if one was, otherwise completed. None if no job is left.
+        """
+        states = {node.state for node in self.nodes if node.state is not None}
+        if not states <= TERMINAL:
+            return State.ACTIVE
+        return next((one for one in (State.FAILED, State.CANCELLED, State.COMPLETED) if one in states), None)
+
     def failed(self) -> tuple[list[FlowNode], list[FlowNode]]:
         """Return the failed jobs: those that may run again at once, and those with a dependency that has not
         completed.
@@ -214,6 +223,7 @@ class JobLink(NamedTuple):
     """Jobs that may depend on it; their own dependencies decide."""
 
 
+Graphs = TypeVar("Graphs")
 Exploring = Generator[list[JobKey], Mapping[JobKey, JobLink], FlowGraph | None]
 
 
@@ -248,15 +258,36 @@ def explore(root: JobKey, limit: int = MAX_FLOW_JOBS) -> Exploring:
     return _assembled(root, known, seen, cut=cut)
 
 
-def walked(steps: Exploring, look: Callable[[list[JobKey]], Mapping[JobKey, JobLink]]) -> FlowGraph | None:
-    """Return the result of `explore`, with links read by `look`."""
+def explore_all(
+    roots: Iterable[JobKey], limit: int = MAX_FLOW_JOBS
+) -> Generator[list[JobKey], Mapping[JobKey, JobLink], list[FlowGraph | None]]:
+    """Walk the graphs around several jobs at once: like `explore`, with as many steps as the longest one."""
+    walks = [explore((queue, id), limit) for queue, id in roots]
+    graphs: list[FlowGraph | None] = [None] * len(walks)
+    wanted = {index: next(walk) for index, walk in enumerate(walks)}
+    while wanted:
+        links = yield list(dict.fromkeys(key for keys in wanted.values() for key in keys))
+        for index in list(wanted):
+            try:
+                wanted[index] = walks[index].send(links)
+            except StopIteration as end:
+                graphs[index] = end.value
+                del wanted[index]
+    return graphs
+
+
+def walked(
+    steps: Generator[list[JobKey], Mapping[JobKey, JobLink], Graphs],
+    look: Callable[[list[JobKey]], Mapping[JobKey, JobLink]],
+) -> Graphs:
+    """Return the result of `explore` or `explore_all`, with links read by `look`."""
     try:
         wanted = next(steps)
         while True:
             wanted = steps.send(look(wanted))
     except StopIteration as end:
-        graph: FlowGraph | None = end.value
-        return graph
+        graphs: Graphs = end.value
+        return graphs
 
 
 def _assembled(root: JobKey, links: Mapping[JobKey, JobLink], seen: set[JobKey], *, cut: bool) -> FlowGraph:

@@ -26,14 +26,24 @@ OTHERS = "…"
 
 BOUNDS = (
     *(20, 30, 45, 65, 100, 150, 225, 335, 500, 750, 1_100, 1_700, 2_500, 3_800, 5_750, 8_500),
-    *(13_000, 20_000, 30_000, 45_000, 65_000, 100_000, 150_000, 225_000, 335_000),
+    *(13_000, 20_000, 30_000, 45_000, 65_000, 100_000, 150_000, 225_000, 335_000, 500_000, 750_000),
+    *(1_100_000, 1_700_000, 2_500_000, 3_800_000, 5_750_000, 8_500_000, 13_000_000, 20_000_000, 30_000_000),
+    *(45_000_000, 65_000_000, DAY),
 )
 """Upper ends of the histogram's parts in milliseconds, each about half as long again as the one before.
 
-The last part, the 26th, has slower times. The bounds are fixed, so that any two histograms can be added. They
-are Sidekiq's.
+The last part, the 40th, has times of a day and more. The bounds are fixed, so that any two histograms can be
+added. Up to 335 s, they are Sidekiq's.
 """
 PARTS = len(BOUNDS) + 1
+
+
+class Percentile(NamedTuple):
+    """A duration that a share of all times does not exceed."""
+
+    milliseconds: float
+    is_floor: bool
+    """Whether the time is at least this long: it is beyond all bounds of the histogram."""
 
 
 class Histogram(NamedTuple):
@@ -54,11 +64,11 @@ class Histogram(NamedTuple):
         counts = tuple(map(add, self.counts, other.counts))
         return Histogram(counts, self.sum + other.sum)
 
-    def percentile(self, share: float) -> float | None:
-        """Return the milliseconds that `share` (0 to 1) of the times do not exceed; None if there are none.
+    def percentile(self, share: float) -> Percentile | None:
+        """Return the duration that `share` (0 to 1) of the times do not exceed; None if there are none.
 
-        Times are assumed to be spread evenly within a part; times beyond all bounds count as the last bound.
-        For several histograms, merge them first: percentiles cannot be averaged.
+        Times are assumed to be spread evenly within a part; of times beyond all bounds, only the last bound
+        is known. For several histograms, merge them first: percentiles cannot be averaged.
         """
         wanted = share * self.total
         seen = 0
@@ -67,9 +77,10 @@ class Histogram(NamedTuple):
                 if part == len(BOUNDS):
                     break
                 low = BOUNDS[part - 1] if part else 0
-                return low + (BOUNDS[part] - low) * max(0.0, wanted - seen) / count
+                inside = (BOUNDS[part] - low) * max(0.0, wanted - seen) / count
+                return Percentile(low + inside, is_floor=False)
             seen += count
-        return float(BOUNDS[-1]) if self.total else None
+        return Percentile(float(BOUNDS[-1]), is_floor=True) if self.total else None
 
 
 NO_TIMES = Histogram((0,) * PARTS)

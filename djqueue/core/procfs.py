@@ -179,6 +179,18 @@ def threads(pid: int) -> int:
         return 0
 
 
+def busy_time(thread: int) -> int:
+    """Return the milliseconds for which a thread of this process has run, or has waited for a processor.
+
+    Without /proc, or if the thread has ended, it is 0.
+    """
+    try:
+        running, waiting, _ = Path(f"/proc/self/task/{thread}/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(running) + int(waiting)) // 1_000_000
+
+
 def memory(pid: int) -> int:
     """Return the resident bytes of a process; 0 if it has ended."""
     return mapped_and_resident(pid)[1]

@@ -16,9 +16,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from djqueue.client import get_storage
+from djqueue.core.errors import OptionError
 from djqueue.core.options import MAX_INTEGER
-from djqueue.core.units import to_milliseconds
-from djqueue.dashboard import audit, reading, rights, tables
+from djqueue.core.units import to_datetime, to_milliseconds
+from djqueue.dashboard import audit, reading, rendering, rights, tables
+from djqueue.dashboard.forms import DateTimeInput, TimeField
 from djqueue.dashboard.site import CONVERTER, Crumb, DashboardSite
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import BulkKind, BulkOperation, BulkState
@@ -133,6 +135,60 @@ class RateForm(forms.Form):
     expected = forms.IntegerField(
         required=False, min_value=0, max_value=MAX_INTEGER, widget=forms.HiddenInput
     )
+
+
+class MatchForm(forms.Form):
+    """Filters of jobs that actions on all matching jobs have, too."""
+
+    id = forms.CharField(label=gettext_lazy("ID or ID prefix"), required=False, max_length=255)
+    tag = forms.CharField(label=gettext_lazy("Tag"), required=False, max_length=255)
+    worker = forms.CharField(label=gettext_lazy("Worker"), required=False, max_length=255)
+    priority = forms.IntegerField(
+        label=gettext_lazy("Priority"), required=False, min_value=-(2**31), max_value=2**31 - 1
+    )
+    since = TimeField(label=gettext_lazy("Enqueued after"), required=False, widget=DateTimeInput)
+    until = TimeField(label=gettext_lazy("Enqueued before"), required=False, widget=DateTimeInput)
+
+    def given(self) -> dict[str, Any]:
+        """Return the filters that were given, as fields of `Selection`, if they are valid."""
+        found = {name: self.cleaned_data.get(name) for name in MatchForm.base_fields}
+        return {
+            name: to_milliseconds(value) if name in ("since", "until") else value
+            for name, value in found.items()
+            if value not in (None, "")
+        }
+
+
+def read_match(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the filters of a query string, as fields of `Selection`.
+
+    Raises:
+        OptionError: A filter is not valid.
+    """
+    form = MatchForm(given)
+    if not form.is_valid():
+        name, problems = next(iter(form.errors.items()))
+        raise OptionError(f"{name}: {problems[0]}")
+    return form.given()
+
+
+def shown_match(given: Mapping[str, Any]) -> tuple[dict[str, str], list[tuple[Any, Any]]]:
+    """Return the filters of a query string as they were given, and with their labels."""
+    query = {name: given[name] for name in MatchForm.base_fields if given.get(name)}
+    return query, [(MatchForm.base_fields[name].label, value) for name, value in query.items()]
+
+
+def stored_match(stored: Mapping[str, Any]) -> list[tuple[Any, Any]]:
+    """Return the filters of an operation's row, with their labels."""
+    found = {name: stored.get(name) for name in MatchForm.base_fields}
+    return [
+        (
+            MatchForm.base_fields[name].label,
+            rendering.local(to_datetime(value)) if name in ("since", "until") else value,
+        )
+        for name, value in found.items()
+        if value not in (None, "")
+    ]
 
 
 def refusals(counts: Mapping[str, int]) -> list[str]:

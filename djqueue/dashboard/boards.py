@@ -14,7 +14,7 @@ from django.http import HttpRequest
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.metrics import COUNTS, MINUTE, NO_TIMES, Bucket, Histogram
+from djqueue.core.metrics import COUNTS, MINUTE, NO_TIMES, Bucket, Histogram, Percentile
 from djqueue.core.overview import QueueOverview
 from djqueue.core.states import State
 from djqueue.core.workers import Unhandled, WorkerInfo, is_silent, served, silent_from, unhandled
@@ -36,6 +36,7 @@ WINDOWS = 3
 MAX_SAMPLES = 64
 """Maximum samples kept per queue."""
 EMPTY, ESTIMATING, DRAINING, STEADY, NEVER = "empty", "estimating", "draining", "steady", "never"
+PAUSED, NO_WORKER = "paused", "no_worker"
 CHART_MINUTES = 60
 """Minutes in a queue's small charts."""
 RATE_MINUTES = 5
@@ -131,9 +132,44 @@ class QueueRow(NamedTuple):
         return list(map(jobs_ended, self.buckets))
 
     @property
-    def wait_p95(self) -> float | None:
-        """95th percentile of the wait times of the last hour, in milliseconds."""
+    def wait_p95(self) -> Percentile | None:
+        """95th percentile of the wait times of the last hour."""
         return _together([bucket.wait for bucket in self.buckets]).percentile(0.95)
+
+    @property
+    def run_p99(self) -> Percentile | None:
+        """99th percentile of the run times of the last hour."""
+        return _together([bucket.run for bucket in self.buckets]).percentile(0.99)
+
+    @property
+    def drain(self) -> "Drain":
+        """When the backlog drains, by its recent sizes and by the counts of the last minutes."""
+        if not self.waiting:
+            return Drain(EMPTY)
+        if self.row.paused:
+            return Drain(PAUSED)
+        if not self.workers:
+            return Drain(NO_WORKER)
+        if self.forecast.left is None:
+            return Drain(self.forecast.kind)
+        shrinking = self.leaving - self.arriving
+        counted = self.waiting / shrinking * MINUTE if shrinking > 0 else self.forecast.left
+        return Drain(DRAINING, *sorted((self.forecast.left, counted)))
+
+
+class Drain(NamedTuple):
+    """When a queue drains, as a range of estimates."""
+
+    kind: str
+    """Kind of `Forecast` | paused | no_worker"""
+    soonest: float = 0.0
+    """Milliseconds, as for `latest`."""
+    latest: float = 0.0
+
+    @property
+    def is_range(self) -> bool:
+        """Whether the estimates differ by more than half."""
+        return self.latest > 1.5 * self.soonest
 
 
 Samples = tuple[Sample, ...]
@@ -244,8 +280,10 @@ def changes_at(request: HttpRequest, board: Board) -> None:
             reading.expire_at(request, board.at + FRESH_TIME)  # the estimate changes with time
         if line.row.rate is not None and (line.row.tokens or 0) < line.row.rate.capacity:
             reading.expire_at(request, board.at + FRESH_TIME)
-        if line.objective is not None and line.row.oldest_at is not None and not line.is_late:
-            reading.expire_at(request, line.row.oldest_at + line.objective)
+        if line.objective is not None and line.row.oldest_at is not None:
+            # A late job's age is shown, and grows.
+            late_at = line.row.oldest_at + line.objective
+            reading.expire_at(request, board.at + FRESH_TIME if line.is_late else late_at)
     for worker in board.workers:
         if not board.is_silent(worker):
             reading.expire_at(request, silent_from(worker))

@@ -26,8 +26,9 @@ from django.http import HttpRequest
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import OptionError, SerializationError
-from djqueue.core.job import JobFailure, JobRecord
+from djqueue.core.job import JobFailure, JobRecord, is_call
 from djqueue.core.logs import Log
+from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import redaction, tables
@@ -74,7 +75,12 @@ class ArgumentFilter(NamedTuple):
             part = redaction.payload(record, revealed=False)
         except SerializationError:
             return False
-        for step in self.path:
+        path = self.path
+        if path[0] == "kwargs" and len(path) > 1 and is_call(part) and path[1] not in part["kwargs"]:
+            names = redaction.parameter_names(record.name)
+            if path[1] in names:
+                path = ("args", str(names.index(path[1])), *path[2:])
+        for step in path:
             if isinstance(part, dict):
                 part = part.get(step)
             elif isinstance(part, (list, tuple)) and step.isdecimal() and int(step) < len(part):
@@ -245,6 +251,17 @@ def tagged(tag: str, places: Sequence[tuple[str, State]], limit: int) -> Counter
     parts = [rows.filter(queue=name, state=state.value).order_by("-pk")[:limit] for name, state in places]
     tagged_rows = _together(parts, "state", "options") if parts else ()
     return Counter(State(word) for word, options in tagged_rows if tag in unpack_options(bytes(options)).tags)
+
+
+def connected(queues: Sequence[str], states: Sequence[State], limit: int) -> list[tuple[JobKey, JobOptions]]:
+    """Return the newest jobs of these states that have dependencies or dependents, newest first."""
+    rows = rows_of(Job).filter(queue__in=list(queues), state__in=[state.value for state in states])
+    floor = rows.order_by("-pk")[:MAX_SEARCHED].aggregate(floor=Min("pk"))["floor"]
+    condition = _holding("options", b"depends_on") | _holding("options", b"dependents")
+    found = (
+        rows.filter(condition, pk__gte=floor or 0).order_by("-pk").values_list("queue", "job_id", "options")
+    )
+    return [((queue, job_id), unpack_options(bytes(packed))) for queue, job_id, packed in found[:limit]]
 
 
 def search(job_filter: JobFilter, queues: Sequence[str] | None, at: str) -> JobSearchPage:

@@ -7,6 +7,9 @@ immediately until a probe succeeds.
 A query sent to a frozen PostgreSQL server has no timeout: `statement_timeout` is the server's, and
 `connect_timeout` is over. So the watchdog, a thread of the process, shuts down the socket of such a query at
 the page's deadline. The driver then raises OperationalError at once in the thread of the request.
+
+Only the time for which that thread waits counts, as a busy machine is no outage. The circuit breaker opens if
+a second page in a row waits in vain, or a connection fails.
 """
 
 import os
@@ -27,7 +30,7 @@ from django.template.response import SimpleTemplateResponse
 from django.utils.translation import gettext as _
 
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.deadlines import CircuitBreaker
+from djqueue.core.deadlines import CircuitBreaker, waiting_within
 from djqueue.core.errors import DjqueueError
 from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
@@ -42,7 +45,7 @@ RECHECK_INTERVAL = 0.05
 IDLE_TIMEOUT = 30.0
 """Seconds after which the idle thread ends."""
 QUERY_TIMEOUT = 1.8
-"""Seconds after which a page stops waiting for a query."""
+"""Seconds for which a page waits for the answers of a database."""
 PROBE = 1.0
 """Seconds that a probe of an unreachable database may take."""
 RETRY_AFTER = 5
@@ -57,13 +60,17 @@ View = Callable[..., HttpResponseBase]
 class QueryWatch:
     """Watches the queries of one thread on its PostgreSQL connections until `release`."""
 
-    def __init__(self, owner: "Watchdog", wrappers: list[Any], until: float) -> None:
-        self.until = until
-        """Monotonic seconds."""
+    def __init__(self, owner: "Watchdog", wrappers: list[Any], seconds: float) -> None:
+        self._deadline = waiting_within(seconds)
         self.cut: list[str] = []
         """Aliases of the databases whose connections were shut down."""
         self._owner = owner
         self._wrappers = wrappers
+
+    @property
+    def left(self) -> float:
+        """Seconds for which the thread may still wait."""
+        return self._deadline.left() / 1_000
 
     def release(self) -> None:
         """Stop watching the thread."""
@@ -99,7 +106,7 @@ class Watchdog:
     @contextmanager
     def within(self, seconds: float) -> Iterator[QueryWatch]:
         """End queries of this thread that are not answered within `seconds`."""
-        watch = QueryWatch(self, postgresql_connections(), _now() + seconds)
+        watch = QueryWatch(self, postgresql_connections(), seconds)
         outer: QueryWatch | None = getattr(self._current, "watch", None)
         self._current.watch = watch
         if watch._wrappers:
@@ -127,22 +134,19 @@ class Watchdog:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="djqueue-query-watchdog", daemon=True)
                 self._thread.start()
-            elif watch.until < self._next:
+            elif _now() + watch.left < self._next:
                 self._changed.notify()
 
     def _run(self) -> None:
         with self._changed:
             while True:
-                now = _now()
+                wait, is_idle = IDLE_TIMEOUT, not self._watches
                 for watch in self._watches:
-                    if watch.until <= now:
+                    left = watch.left
+                    if left <= 0:
                         watch.end_queries()
-                is_idle = not self._watches
-                wait = min(
-                    (max(RECHECK_INTERVAL, watch.until - now) for watch in self._watches),
-                    default=IDLE_TIMEOUT,
-                )
-                self._next = now + wait
+                    wait = min(wait, max(RECHECK_INTERVAL, left))
+                self._next = _now() + wait
                 if not self._changed.wait(wait) and is_idle and not self._watches:
                     self._thread = None
                     return
@@ -162,6 +166,18 @@ class DatabaseBreakers:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._breakers: dict[str, CircuitBreaker] = {}
+        self._missed: set[str] = set()
+
+    def missed(self, alias: str) -> bool:
+        """Note that a page waited in vain for a database; return whether the page before did, too."""
+        with self._lock:
+            is_repeated = alias in self._missed
+            self._missed.add(alias)
+            return is_repeated
+
+    def answered(self, alias: str) -> None:
+        """Note that a database answered a page in time."""
+        self._missed.discard(alias)
 
     def of(self, alias: str) -> CircuitBreaker:
         """Return the circuit breaker of a database."""
@@ -175,6 +191,7 @@ class DatabaseBreakers:
         """Forget every outage."""
         with self._lock:
             self._breakers.clear()
+            self._missed.clear()
 
 
 def postgresql_connections() -> list[Any]:
@@ -254,6 +271,9 @@ def _in_time(site: AdminSite, request: HttpRequest, work: Callable[[], Any]) -> 
                 raise
         if DEFAULT_DB_ALIAS in watch.cut:
             _raise_unavailable(watch.cut, OperationalError("a query was not answered in time"))
+        for alias in watched:
+            if alias not in watch.cut:
+                outages.answered(alias)
     except DatabaseUnavailableError as error:
         return _unavailable(site, request, error.alias)
     if isinstance(response, SimpleTemplateResponse) and not response.is_rendered:
@@ -289,7 +309,10 @@ def _raise_unavailable(cut: list[str], error: Exception) -> None:
     """Raise DatabaseUnavailableError if an unreachable database caused the error."""
     alias = cut[0] if cut else _broken_alias(error)
     if alias is not None:
-        _note(alias, error)
+        if outages.missed(alias) or not cut:
+            _note(alias, error)
+        else:
+            connections[alias].close()
         raise DatabaseUnavailableError(alias) from error
 
 
@@ -323,8 +346,8 @@ def _note(alias: str, error: Exception) -> None:
 def _unavailable(site: AdminSite, request: HttpRequest, alias: str) -> HttpResponse:
     """Return the page for an unreachable database, which uses no database, session or user."""
     outage = outages.of(alias).outage
-    since = "" if outage is None else f"{to_datetime(outage.since):%H:%M:%S} UTC"
-    text = _("The database '%(alias)s' has been unreachable since %(since)s.") % {
+    since = f"{to_datetime(SYSTEM_CLOCK.now() if outage is None else outage.since):%H:%M:%S} UTC"
+    text = _("The database '%(alias)s' has not responded since %(since)s.") % {
         "alias": alias,
         "since": since,
     }
@@ -339,13 +362,7 @@ def _unavailable(site: AdminSite, request: HttpRequest, alias: str) -> HttpRespo
         context = {
             "text": text,
             "retry_after": RETRY_AFTER,
-            "title": _("Database unavailable"),
-            "site_title": site.site_title,
             "site_header": site.site_header,
-            "site_url": "/",
-            "has_permission": False,
-            "is_popup": False,
-            "is_nav_sidebar_enabled": False,
             "csp_nonce": str(getattr(request, "csp_nonce", "")),
         }
         response = HttpResponse(

@@ -3,6 +3,7 @@
 import inspect
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -126,14 +127,14 @@ def has_secrets(value: Any) -> bool:
 
 
 def payload_line(record: JobRecord) -> str:
-    """Return a job's redacted arguments in Python syntax, cut to `LENGTH` characters."""
+    """Return a job's redacted arguments with the names of the parameters, cut to `LINE_LENGTH` characters."""
     if len(record.payload) > LARGEST_LISTED:
         return _("too large to list")
     try:
         value = payload(record, revealed=False)
     except SerializationError:
         return _("unreadable")
-    text = _line(value)
+    text = _line(value, parameter_names(record.name))
     return text if len(text) <= LINE_LENGTH else f"{text[: LINE_LENGTH - 1]}…"
 
 
@@ -171,14 +172,27 @@ def _unnamed(value: Any, part: str, job_type: Any, words: Sequence[str]) -> Any:
     return {"args": _positional(args, job_type, words), "kwargs": redact(kwargs, words)}
 
 
+def parameter_names(name: str) -> tuple[str, ...]:
+    """Return the names of a job's positional parameters, in order; none if it is not registered here."""
+    job_type = registry.find(name)
+    if job_type is None:
+        return ()
+    return tuple(one.name for one in _parameters(job_type.function) if one.kind is not one.VAR_POSITIONAL)
+
+
+@lru_cache(maxsize=1_000)
+def _parameters(function: Any) -> tuple[inspect.Parameter, ...]:
+    return tuple(
+        one
+        for one in inspect.signature(function).parameters.values()
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.VAR_POSITIONAL)
+    )
+
+
 def _positional(args: Sequence[Any], job_type: Any, words: Sequence[str]) -> list[Any]:
     if job_type is None:
         return [Hidden() for _ in args]
-    parameters = [
-        one
-        for one in inspect.signature(job_type.function).parameters.values()
-        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD, one.VAR_POSITIONAL)
-    ]
+    parameters = _parameters(job_type.function)
     shown = []
     for index, arg in enumerate(args):
         name = parameters[min(index, len(parameters) - 1)].name if parameters else ""
@@ -193,11 +207,13 @@ def _decoded(record: JobRecord, data: bytes | None) -> Any:
     return decode(data, record.options.content_type, accept=accepted)
 
 
-def _line(value: Any) -> str:
+def _line(value: Any, names: Sequence[str]) -> str:
     """Return the arguments of a call, or any other payload as a value."""
     if is_call(value):
-        named = [f"{name}={_flat(one)}" for name, one in value["kwargs"].items()]
-        return ", ".join([*map(_flat, value["args"]), *named])
+        args, kwargs = value["args"], value["kwargs"].items()
+        first = [f"{name}={_flat(one)}" for name, one in zip(names, args, strict=False)]
+        last = [f"{name}={_flat(one)}" for name, one in kwargs]
+        return ", ".join([*first, *map(_flat, args[len(first) :]), *last])
     return _flat(value)
 
 

@@ -14,7 +14,7 @@ from django.utils.formats import get_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy
 
 from djqueue.conf import RATE_UNITS
 from djqueue.core import explain
@@ -34,7 +34,7 @@ NOTHING = "-"
 YEAR = re.compile(r"%[Yy][-/ ]?|[-/ ]%[Yy]")
 """The year in a date format, with its separator."""
 REASONS = {
-    "explicit_fail": gettext_lazy("failed explicitly"),
+    "explicit_fail": gettext_lazy("failed permanently"),
     "max_attempts_exceeded": gettext_lazy("no attempts left"),
     "timeout": gettext_lazy("timed out"),
     "stalled": gettext_lazy("stalled too often"),
@@ -62,8 +62,8 @@ OUTCOMES = {
 CRITERIA = {
     "reason": gettext_lazy("Reason"),
     "name": gettext_lazy("Job"),
-    "error_type": gettext_lazy("Error"),
-    "fingerprint": gettext_lazy("Fingerprint"),
+    "error_type": gettext_lazy("Error type"),
+    "fingerprint": gettext_lazy("Error"),
     "older_than": gettext_lazy("Older than (s)"),
     "newer_than": gettext_lazy("Newer than (s)"),
 }
@@ -95,7 +95,7 @@ class ShownExplanation(NamedTuple):
     until: int | None
     """Time at which the reason is expected to clear, in UTC milliseconds."""
     before: str
-    """Number of jobs ahead, as text; empty if there are none or the number is unknown."""
+    """Place in line and the time until the start, as text; empty if no jobs are ahead, or it is unknown."""
     holders: tuple[BlockingJob, ...]
     unmet: tuple[Dependency, ...]
     workers: tuple[str, ...]
@@ -264,6 +264,11 @@ def first_line(text: str, longest: int = 120) -> str:
     return line if len(line) <= longest else f"{line[:longest]}…"
 
 
+def percent(value: float, places: int = 0) -> str:
+    """Return a number of percent."""
+    return _("%s%%") % number_format(round(value, places), decimal_pos=places, force_grouping=True)
+
+
 def duration(milliseconds: float) -> str:
     """Return a duration in a suitable unit: 3 ms, 1.2 s, 4 min, 2.5 h, 3 d."""
     size = abs(milliseconds)
@@ -323,26 +328,33 @@ def app_frames(text: str) -> str | None:
     return "\n".join(shown) if kept and cut else None
 
 
-def explained(explanation: Explanation | None, sees: Callable[[str], bool]) -> ShownExplanation | None:
+def explained(
+    explanation: Explanation | None, sees: Callable[[str], bool], per_minute: float = 0.0
+) -> ShownExplanation | None:
     """Return an explanation as text; None if there is nothing to explain.
 
     Args:
         sees: Whether the user can see a queue; jobs of other queues are not named.
+        per_minute: Jobs of the queue that start per minute; 0 if unknown.
     """
     if explanation is None or explanation.verdict == "not_pending":
         return None
     sentence = explain.sentence(explanation, _) or explanation.verdict
     before = ""
     if explanation.before:
-        ahead = ngettext("%(count)d job is ahead", "%(count)d jobs are ahead", explanation.before)
-        before = ahead % {"count": explanation.before}
+        number = number_format(explanation.before + 1, force_grouping=True)
+        before = _("Number %(number)s in line") % {"number": number}
         if explanation.before >= MAX_BEFORE:
             before = _("10,000 or more jobs are ahead")
+        elif per_minute:
+            time = duration(explanation.before / per_minute * MINUTE)
+            before = _("%(place)s, about %(time)s") % {"place": before, "time": time}
+    # A time that is over tells nothing, and that of the next start nothing about jobs behind it.
+    is_next = explanation.until is not None and explanation.until > explanation.at and not before
+    until = explanation.until if is_next else None
     holders = tuple(one for one in explanation.holders if not one.queue or sees(one.queue))
     unmet = tuple(one for one in explanation.unmet if sees(one.queue))
-    return ShownExplanation(
-        explanation.verdict, sentence, explanation.until, before, holders, unmet, explanation.workers
-    )
+    return ShownExplanation(explanation.verdict, sentence, until, before, holders, unmet, explanation.workers)
 
 
 def rate_text(rate: Rate | None) -> str | None:

@@ -29,7 +29,7 @@ from django.utils.translation import gettext as _
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.deadlines import within
+from djqueue.core.deadlines import waiting_within
 from djqueue.core.errors import DjqueueError, OptionError, StorageError
 from djqueue.core.units import to_datetime
 from djqueue.dashboard import audit, forms, reading, rendering, rights
@@ -182,7 +182,7 @@ class DashboardSite:
             watchdog.release_current()
         request.current_app = self.site.name
         try:
-            with nullcontext() if changes else within(DEADLINE):
+            with nullcontext() if changes else waiting_within(DEADLINE):
                 forms.check_request(request, captured)
                 if page.parts is not None and (same := self._unchanged(request, page.parts)) is not None:
                     return same

@@ -18,6 +18,7 @@ from djqueue.client.deadletters import DeadLetterFilter, read_filter
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadlines import remaining
 from djqueue.core.errors import OptionError
+from djqueue.core.job import JobRecord
 from djqueue.core.logs import Log
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
@@ -68,7 +69,32 @@ class Selection(NamedTuple):
     name: str = ""
     """Only jobs with this name, if they are chosen by state."""
     tag: str = ""
-    """Only jobs, or dead letters of jobs, with this tag."""
+    """Only jobs, or dead letters of jobs, with this tag; so do the following."""
+    worker: str = ""
+    """The worker that runs a job, or ran it last."""
+    priority: int | None = None
+    since: int | None = None
+    """Earliest time of enqueueing, in UTC milliseconds; `until` is the end, exclusive."""
+    until: int | None = None
+    id: str = ""
+    """Prefix of the ID."""
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether jobs are chosen by more than their state, their name or what a dead letter has."""
+        return self[Selection._fields.index("tag") :] != ("", "", None, None, None, "")
+
+    def includes(self, record: JobRecord) -> bool:
+        """Return whether a job is one of them, by its record."""
+        return (
+            self.name in ("", record.name)
+            and self.tag in ("", *record.options.tags)
+            and self.worker in ("", record.worker)
+            and self.priority in (None, record.options.priority)
+            and (self.since is None or record.created_at >= self.since)
+            and (self.until is None or record.created_at < self.until)
+            and record.id.startswith(self.id)
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return a value for the row's JSON column."""
@@ -77,15 +103,8 @@ class Selection(NamedTuple):
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Selection":
         """Return the selection that `as_json` stored."""
-        return cls(
-            tuple(stored["queues"]),
-            stored["dead_letters"],
-            stored["state"],
-            tuple(stored["ids"]),
-            tuple(stored.get("states", ())),
-            stored.get("name", ""),
-            stored.get("tag", ""),
-        )
+        lists = {name: tuple(stored.get(name, ())) for name in ("queues", "ids", "states")}
+        return cls(**{**stored, **lists})
 
 
 Position = dict[str, Any]
@@ -128,7 +147,8 @@ def preview(
 ) -> Preview:
     """Count the first 10,000 jobs that match, and change nothing. Raises OptionError for a wrong filter.
 
-    With a tag, the first 10,000 jobs are examined, whether they have the tag or not. If the caller has a
+    With a tag or another filter that only a job's record has, the first 10,000 jobs are examined, whether
+    they match or not. If the caller has a
     deadline, the count ends halfway to it.
 
     Args:
@@ -146,7 +166,7 @@ def preview(
         calls = None if calls is None else calls - 1
         part = _part(storage, kind, selection, position, before)
         matching += len(part.ids)
-        examined += part.examined if selection.tag else 0
+        examined += part.examined if selection.is_narrow else 0
         if dry_run is not None and part.ids:
             outcomes.update(dry_run(storage, part.queue, part.ids))
         position = part.next
@@ -380,23 +400,17 @@ def _part(
             for letter in page.dead_letters
             if letter.entered_at <= before and wanted.matches(letter, page.at)
         ]
-        if selection.tag and ids:
-            # A dead letter does not have its job's tags.
+        if selection.is_narrow and ids:
+            # A dead letter does not have its job's options.
             records = storage.reads.jobs(queue, ids)
-            ids = [one.id for one in records if one is not None and selection.tag in one.options.tags]
+            ids = [one.id for one in records if one is not None and selection.includes(one)]
         following = _next(selection, index, page.next, page.next is not None)
         return BulkPart(queue, ids, following, len(page.dead_letters))
     # `queue` of a position counts queues times states.
     states = selection.states or (selection.state,)
     queue, state = selection.queues[index // len(states)], states[index % len(states)]
     jobs = storage.reads.cursor_page(queue, State(state), limit, after, newest_first=False)
-    ids = [
-        record.id
-        for record in jobs.jobs
-        if record.created_at <= before
-        and selection.name in ("", record.name)
-        and selection.tag in ("", *record.options.tags)
-    ]
+    ids = [record.id for record in jobs.jobs if record.created_at <= before and selection.includes(record)]
     following = _next(selection, index, jobs.next, jobs.next is not None, len(states))
     return BulkPart(queue, ids, following, len(jobs.jobs))
 

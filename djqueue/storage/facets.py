@@ -21,6 +21,7 @@ from djqueue.core.job import (
     JobRecord,
 )
 from djqueue.core.metrics import Bucket, RunStats
+from djqueue.core.options import JobKey
 from djqueue.core.overview import Diagnostics, Finding, KeysOverview, LimiterState, Overview
 from djqueue.core.pages import JobPage, JobSummaryPage
 from djqueue.core.policies import UNSET, KeyLimit, KeyLimitChanges, SetConcurrency, SetRate
@@ -352,6 +353,10 @@ class Reads(Protocol):
 
         Up to `limit` jobs are read, in as many round trips as the graph is deep; see `FlowGraph.cut`.
         """
+
+    @abstractmethod
+    def flows(self, keys: Sequence[JobKey], limit: int = MAX_FLOW_JOBS) -> list[FlowGraph | None]:
+        """Return what `flow` returns for each of these jobs, in as many round trips as the longest takes."""
 
     @abstractmethod
     def overview(self, queues: Sequence[str] | None = None) -> Overview:

@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
 from djqueue.core.job import AttemptRecord, JobRecord
-from djqueue.core.metrics import BOUNDS, Bucket, Histogram
+from djqueue.core.metrics import Bucket, Histogram, Percentile
 from djqueue.core.policies import Rate
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
@@ -135,10 +135,11 @@ def span(milliseconds: float | None) -> str:
 
 
 @register.filter
-def percentile_span(milliseconds: float | None) -> str:
-    """Format a percentile of a histogram; one beyond its bounds is only known to be longer than the last."""
-    is_beyond = milliseconds is not None and milliseconds >= BOUNDS[-1]
-    return f"≥ {span(milliseconds)}" if is_beyond else span(milliseconds)
+def percentile_span(value: Percentile | None) -> str:
+    """Format a percentile of a histogram; of one beyond its bounds, only the last bound is known."""
+    if value is None:
+        return rendering.NOTHING
+    return f"≥ {span(value.milliseconds)}" if value.is_floor else span(value.milliseconds)
 
 
 @register.filter
@@ -149,6 +150,12 @@ def number(value: float | None, places: int | None = None) -> str:
     # Django cuts decimals off.
     rounded = value if places is None else round(value, places)
     return number_format(rounded, decimal_pos=places, force_grouping=True)
+
+
+@register.filter
+def percent(value: float, places: int = 0) -> str:
+    """Format a number of percent."""
+    return rendering.percent(value, places)
 
 
 @register.filter
@@ -212,10 +219,10 @@ def took(run: AttemptRecord | JobRecord) -> int | None:
 
 
 @register.simple_tag
-def percentiles(bucket: Bucket) -> list[tuple[float | None, str]]:
-    """Return the 50th, 95th and 99th percentiles of wait and run times, in milliseconds and for a chart."""
+def percentiles(bucket: Bucket) -> list[tuple[Percentile | None, str]]:
+    """Return the 50th, 95th and 99th percentiles of wait and run times, each also for a chart."""
     found = [times.percentile(part) for times in (bucket.wait, bucket.run) for part in (0.5, 0.95, 0.99)]
-    return [(value, "" if value is None else in_seconds(value)) for value in found]
+    return [(value, "" if value is None else in_seconds(value.milliseconds)) for value in found]
 
 
 @register.filter
@@ -262,8 +269,8 @@ def since_in(when: datetime | None, zone: str) -> str:
 
 
 @register.simple_tag
-def percentile(times: Histogram, part: int) -> float | None:
-    """Return a percentile of a histogram, in milliseconds."""
+def percentile(times: Histogram, part: int) -> Percentile | None:
+    """Return a percentile of a histogram."""
     return times.percentile(part / 100)
 
 

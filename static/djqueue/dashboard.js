@@ -161,7 +161,7 @@
 
   let timeZone = words.djqZone || undefined;
   try { new Intl.DateTimeFormat(lang, { timeZone }); } catch (_) { timeZone = undefined; /* unnamed zone: use the browser's */ }
-  const COLOURS = ["--link-fg", "--djq-good", "--error-fg", "--djq-fourth", "--body-quiet-color"];
+  const COLOURS = ["--djq-accent", "--djq-good", "--error-fg", "--djq-fourth", "--djq-quiet"];
   const plots = new Map();
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim() || "#888";
   // The figure's own table: uPlot's legend is a table, too.
@@ -239,7 +239,7 @@
     });
     const first = (at) => tableOf(figure).querySelector(`tbody td:first-child[data-v="${at}"]`)?.textContent.trim() ?? "";
     const classes = (_u, splits) => splits.map((at) => first(at));
-    const axis = { stroke: () => colour("--body-quiet-color"), grid: { stroke: () => colour("--hairline-color"), width: 1 }, ticks: { show: false } };
+    const axis = { stroke: () => colour("--djq-quiet"), grid: { stroke: () => colour("--djq-line"), width: 1 }, ticks: { show: false } };
     const bounds = all("thead th", tableOf(figure)).map((cell) => cell.dataset.djqLine === "bound");
     const fill = figure.dataset.djqKind === "bars" ? { paths: window.uPlot.paths.bars({ size: [0.8, 40] }) } : {};
     return {

@@ -68,6 +68,18 @@ def test_fingerprint_ignores_numbers_in_the_error(queue):
     assert len(others) == 2
 
 
+def test_fingerprint_ignores_quoted_texts_urls_and_ids_but_not_the_job_name(queue):
+    for job_id, text in {
+        "a": "GET https://api.example/v1/orders?x=ann failed for 'ann' (ref ab12-cd34)",
+        "b": "GET http://other.example/v2 failed for 'bob smith' (ref 77fe)",
+    }.items():
+        die(queue, job_id, text=text)
+    die(queue, "c", text="GET http://other.example/v2 failed for 'bob' (ref 77fe)", name="ship")
+    marks = list(queue.count_dead().fingerprints)
+
+    assert [ids(queue.dead_letters(fingerprint=mark)) for mark in marks] == [["a", "b"], ["c"]]
+
+
 def test_dead_letters_are_counted_by_reason_name_and_error(queue):
     die(queue, "a", reason="timeout", text="after 30 s")
     die(queue, "b", reason="timeout", text="after 31 s")

@@ -418,7 +418,7 @@ def test_finished_bulk_write_offers_no_actions(client, kept):
     assert address(BY_NAME["bulk_write_cancel"]) not in html
     assert address(BY_NAME["bulk_write_retry"]) not in html
     assert "No jobs are pending." in text(client.get(address(BY_NAME["bulk_write_cancel"])))
-    assert "No jobs are dead letters." in text(client.get(address(BY_NAME["bulk_write_retry"])))
+    assert "None of these jobs has failed." in text(client.get(address(BY_NAME["bulk_write_retry"])))
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def said(response):
 def test_schedule_is_described_in_words(client, anywhere):
     schedule(schedule="30 2 * * 1-5", timezone="Europe/Berlin")
     html = page(client)
-    assert "At 02:30, on Monday to Friday" in html
+    assert "At 02:30, Monday to Friday" in html
     assert "30 2 * * 1-5, Europe/Berlin" in html
     assert html.count("<li><time") == 5
 

@@ -20,7 +20,7 @@ from djqueue.schedules.expressions import fields_of, read_line
         ("@hourly", "Every hour"),
         ("0 */6 * * *", "At 00:00, 06:00, 12:00 and 18:00, every day"),
         ("30 2 * * *", "At 02:30, every day"),
-        ("0 9,17 * * 1-5", "At 09:00 and 17:00, on Monday to Friday"),
+        ("0 9,17 * * 1-5", "At 09:00 and 17:00, Monday to Friday"),
         ("*/10 8-17 * * mon,wed", "Every 10 minutes, in hours 8 to 17, on Monday and Wednesday"),
         ("@weekly", "At 00:00, on Sunday"),
         ("0 0 * * 7", "At 00:00, on Sunday"),

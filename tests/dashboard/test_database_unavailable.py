@@ -11,7 +11,10 @@ from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from django.contrib.admin import site
+from django.test import RequestFactory
 
+from djqueue.dashboard import outages
 from tests import servers
 from tests.proxies import SlowProxy
 from tests.support import eventually
@@ -91,7 +94,7 @@ def assert_unavailable(answer: dict[str, Any]) -> None:
     assert answer["status"] == 503, answer["text"][:500]
     assert answer["took"] < LIMIT
     assert re.search(
-        r"The database &#x27;default&#x27; has been unreachable since \d\d:\d\d:\d\d UTC", answer["text"]
+        r"The database &#x27;default&#x27; has not responded since \d\d:\d\d:\d\d UTC", answer["text"]
     )
     assert answer["headers"]["Retry-After"] == "5"
     assert "Set-Cookie" not in answer["headers"]
@@ -106,7 +109,7 @@ def test_pages_respond_503_while_database_of_open_connections_is_frozen(postgres
             assert_unavailable(visitor.get(path, is_async=is_async))
         partial = visitor.get(OVERVIEW, is_async=is_async, headers={"HX-Request": "true"})
         assert partial["status"] == 204
-        assert "The database 'default' has been unreachable" in unquote(partial["headers"]["Djq-Notice"])
+        assert "The database 'default' has not responded since" in unquote(partial["headers"]["Djq-Notice"])
     shown(visitor, OVERVIEW, is_async=is_async)
 
 
@@ -145,3 +148,24 @@ def test_later_requests_of_an_outage_are_answered_at_once(postgres, visitor):
         visitor.get(OVERVIEW)
         eventually(lambda: visitor.get(OVERVIEW)["took"] < AT_ONCE)
         assert_unavailable(visitor.get(OVERVIEW))
+
+
+def test_first_page_that_waits_in_vain_opens_no_breaker():
+    breakers = outages.DatabaseBreakers()
+
+    assert [breakers.missed("default"), breakers.missed("default")] == [False, True]
+    breakers.answered("default")
+    assert breakers.missed("default") is False
+
+
+def test_page_of_an_outage_needs_no_template_of_the_theme(settings, tmp_path):
+    (tmp_path / "admin").mkdir()
+    for name in ("base_site.html", "base.html"):
+        (tmp_path / "admin" / name).write_text("{% load no_such_library %}")
+    [templates] = settings.TEMPLATES
+    settings.TEMPLATES = [{**templates, "DIRS": [tmp_path]}]
+
+    response = outages._unavailable(site, RequestFactory().get(OVERVIEW), "default")
+
+    assert response.status_code == 503
+    assert "The database &#x27;default&#x27; has not responded since" in response.content.decode()

@@ -141,7 +141,7 @@ def test_all_matching_dead_letters_are_retried_at_a_rate_after_a_preview(client,
     filters = {"kind": "retry", "fingerprint": fingerprint(letters["a"])}
     html = shown(client, "dead_letters_preview", **filters).content.decode()
     assert "<strong>2</strong> <span>can be retried" in html
-    assert "<dt>Fingerprint</dt>" in html
+    assert '<dt>Error</dt><dd><span class="djq-mono">NoAddressError: no address ' in html
     assert not BulkOperation.objects.exists()
 
     client.post(address(BY_NAME["dead_letters_begin"]), {**filters, "rate": "5", "expected": "2"})

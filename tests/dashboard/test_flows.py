@@ -261,6 +261,36 @@ def test_long_name_is_shortened_to_its_last_part(name, said):
     assert link.find("title").text == f"{name}, waiting, q 1"
 
 
+def test_workflow_is_listed_in_the_state_of_the_whole(storage, pages, viewer):
+    work(storage)
+    work(storage, "fail")
+
+    assert "data-djq-row" not in page(viewer, "flows", state="completed")
+    assert page(viewer, "flows", state="failed").count("data-djq-row") == 1
+    assert "data-djq-row" not in page(viewer, "flows")
+
+
+def test_all_workflows_are_found_among_many_other_jobs_with_few_queries(storage):
+    if not storage.capabilities.mirrored_states:
+        pytest.skip("the engine keeps no rows to search")
+    emails = Queue("emails")
+    for number in range(8):
+        chain(emails.node(number, name="fetch"), emails.node(number, name="merge")).enqueue()
+    while work(storage, "fail", slots=8):
+        pass
+    emails.enqueue_many(range(flows.MAX_SEARCHED + 10), name="fetch")
+    while work(storage, "fail", slots=50):
+        pass
+    client = logged_in(one_with(rights.VIEW))
+    page(client, "flows", state="failed")
+
+    with recorded() as captured:
+        html = page(client, "flows", state="failed")
+
+    assert html.count("data-djq-row") == 8
+    assert len(captured) <= 35
+
+
 @pytest.mark.parametrize("count", [5, 40])
 def test_list_takes_few_queries_for_any_size_of_workflow(storage, count):
     emails = Queue("emails")

@@ -40,7 +40,7 @@ def test_page_shows_events_of_job_with_reasons(queue):
     html = page(logged_in(one_with(rights.VIEW)))
     assert "NoAddressError: &lt;b&gt;no&lt;/b&gt; address" in html
     assert "Traceback: line 3" in html
-    assert "failed explicitly" in html
+    assert "failed permanently" in html
 
 
 def test_attempts_are_not_compared_with_the_number_of_failures_allowed(queue):

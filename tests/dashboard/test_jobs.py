@@ -13,6 +13,7 @@ from djqueue.core.job import Batch
 from djqueue.core.options import JobOptions
 from djqueue.core.states import State
 from djqueue.dashboard import audit, boards, jobsearch, rights
+from djqueue.dashboard.reading import read_cache
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, Job
 from djqueue.operations.bulk import Bulk
 from tests.admin.factories import make_job
@@ -89,8 +90,12 @@ def enqueued(name, value):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("tests.jobs.pay", {"args": [7, "hunter2"], "kwargs": {"note": "gift"}}, "7, •••, note='gift'"),
-        ("tests.jobs.refund", {"args": [7], "kwargs": {}}, "'masked'"),
+        (
+            "tests.jobs.pay",
+            {"args": [7, "hunter2"], "kwargs": {"note": "gift"}},
+            "order=7, token=•••, note='gift'",
+        ),
+        ("tests.jobs.refund", {"args": [7], "kwargs": {}}, "order='masked'"),
         ("tests.jobs.gone", {"args": [7], "kwargs": {"password": "hunter2"}}, "•••, password=•••"),
         ("emails", {"to": "ann", "password": "hunter2"}, "{'to': 'ann', 'password': •••}"),
         ("emails", "x" * 100, f"'{'x' * 78}…"),
@@ -109,6 +114,7 @@ def test_rows_show_arguments_without_secrets(anywhere, name, value, said):
 
 def test_arguments_take_no_additional_query_per_row(client, database):
     def statements():
+        read_cache.clear()
         with recorded() as captured:
             page(client, state="waiting")
         return len(captured)
@@ -168,6 +174,42 @@ def test_actions_on_all_jobs_of_an_error_leave_other_errors_alone(client, memory
     assert [label for label, _ in actions] == ["Retry all matching…", "Delete all matching…"]
     for _, url in actions:
         assert client.get(url).context["found"].matching == 2
+
+
+def test_actions_on_all_jobs_apply_every_filter(client, database):
+    queue = Queue("emails")
+    queue.enqueue(1, id="mine", tags=["red"], priority=3)
+    queue.enqueue(1, id="plain", priority=3)
+    queue.enqueue(1, id="other", tags=["red"])
+    for query in ({"tag": "red", "priority": "3"}, {"id": "min"}, {"tag": "red", "id": "m"}):
+        context = client.get(address(BY_NAME["jobs"], state="waiting", **query)).context
+        urls = dict(context["matching_actions"])
+        preview = client.get(urls["Cancel all matching…"])
+        assert preview.context["found"].matching == 1, query
+        assert preview.context["hidden"].items() >= query.items()
+    html = client.get(urls["Cancel all matching…"] + "&priority=3").content.decode()
+    assert "<dt>Priority</dt><dd>3</dd>" in html
+    nothing = client.get(address(BY_NAME["jobs"], state="waiting", tag="red", until="2020-01-01T00:00:00"))
+    assert nothing.context["matching_actions"] == []
+    posted = {"state": "waiting", "tag": "red", "priority": "3", "expected": "1"}
+    client.post(address(BY_NAME["all_cancel_begin"]), posted)
+    stored = BulkOperation.objects.get().filter
+    assert (stored["tag"], stored["priority"]) == ("red", 3)
+    operation = address(BY_NAME["operation"]).replace("/1/", f"/{BulkOperation.objects.get().pk}/")
+    assert '<dt>Priority</dt><dd class="djq-mono">3</dd>' in client.get(operation).content.decode()
+
+
+def test_previews_name_the_error_and_not_its_fingerprint(client, memory):
+    Queue("emails").enqueue(1, id="job-1")
+    fail("job-1", "no address 1")
+    mark = fingerprint(get_storage().reads.dead_letters("emails")[0])
+
+    preview = address(BY_NAME["dead_letters_preview"], fingerprint=mark, kind="retry")
+    html = client.get(preview).content.decode()
+
+    assert "NoAddressError: no address 1" in html
+    assert f"<dd>{mark}" not in html
+    assert "Failed jobs with error NoAddressError: no address 1." in page(client, error=mark)
 
 
 def test_selected_jobs_are_cancelled_or_run_now(client, memory):
@@ -327,6 +369,31 @@ def test_jobs_are_found_by_position_of_a_named_parameter(client, database):
     assert listed(client, state="waiting", argument="args.0:7") == ["mine"]
     assert listed(client, state="waiting", argument="args.1:7") == ["theirs"]
     assert listed(client, state="waiting", argument="args.2:7") == []
+
+
+def test_name_of_a_parameter_finds_arguments_however_they_were_passed(client, database):
+    name = "tests.dashboard.add"
+    make_job(job_id="first", name=name, payload={"args": [7, 8], "kwargs": {}})
+    make_job(job_id="second", name=name, payload={"args": [8], "kwargs": {"right": 7}})
+    make_job(job_id="inner", name=name, payload={"args": [{"id": 7}], "kwargs": {}})
+    make_job(job_id="unregistered", name="other.add", payload={"args": [7, 8], "kwargs": {}})
+
+    assert listed(client, state="waiting", argument="left:7") == ["first"]
+    assert listed(client, state="waiting", argument="right:7") == ["second"]
+    assert listed(client, state="waiting", argument="left.id:7") == ["inner"]
+    shown = page(client, state="waiting")
+    assert "left=7, right=8" in shown
+    assert "left=8, right=7" in shown
+
+
+def test_search_covers_all_states_unless_one_was_chosen(client, database):
+    for state in ("waiting", "failed", "completed"):
+        make_job(state, job_id=state, payload={"args": [], "kwargs": {"order_id": 7}})
+
+    assert sorted(listed(client, argument="order_id:7")) == ["completed", "failed", "waiting"]
+    assert listed(client, argument="order_id:7", state="failed") == ["failed"]
+    assert 'name="state"' not in page(client)
+    assert '<input type="hidden" name="state" value="failed">' in page(client, state="failed")
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,13 @@ from djqueue.client import get_storage
 from djqueue.core import workers
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.metrics import MINUTE
 from djqueue.core.units import to_datetime
-from djqueue.core.workers import SILENT_AFTER, WorkerInfo
+from djqueue.core.workers import SILENT_AFTER, RunningJob, WorkerInfo
 from djqueue.dashboard import boards, rights
 from djqueue.dashboard.reading import read_cache
 from djqueue.models import CronJob
+from djqueue.operations.annotations import annotate
 from tests.dashboard.acting import fail
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
 
@@ -92,13 +94,74 @@ def test_longest_queues_are_in_a_chart_and_a_table(client, memory, monkeypatch):
     minutes = response.context["minutes"]
     assert len(minutes) == boards.CHART_MINUTES
     assert minutes[-1].waits == [
-        (360_000.0, "360.000"),
-        (300_000.0, "300.000"),
-        (240_000.0, "240.000"),
-        (180_000.0, "180.000"),
-        (120_000.0, "120.000"),
+        ((360_000, False), "360.000"),
+        ((300_000, False), "300.000"),
+        ((240_000, False), "240.000"),
+        ((180_000, False), "180.000"),
+        ((120_000, False), "120.000"),
     ]
     assert 'id="djq-waits"' in response.content.decode()
+
+
+def test_everything_red_is_a_link_and_no_problem_has_a_green_tick(client, memory, monkeypatch):
+    for name in ("paused", "waiting"):
+        Queue(name).enqueue(1)
+    Queue("paused").pause()
+    board = boards.read_board()
+    old = [line._replace(row=line.row._replace(oldest_at=board.at - 65 * MINUTE)) for line in board.lines]
+    monkeypatch.setattr(boards, "read_board", lambda: board._replace(lines=tuple(old)))
+
+    facts = shown(client).context["health"]
+
+    levels = {fact.label: fact.level for fact in facts}
+    assert levels["Oldest waiting job"] == levels["Paused queues"] == "warn"
+    assert levels["Queues without workers"] == "bad"
+    assert [fact.label for fact in facts if fact.level != "ok" and not fact.url] == []
+    urls = {fact.label: fact.url for fact in facts}
+    assert urls["Paused queues"].endswith("/queues/paused/")
+    assert urls["Queues without workers"].endswith("/queues/waiting/")
+
+
+def test_rise_of_the_failure_rate_is_shown(client, memory, monkeypatch):
+    Queue("emails").enqueue(1)
+    start = SYSTEM_CLOCK.now() // MINUTE * MINUTE - 59 * MINUTE
+    minutes = [
+        boards.empty_bucket("", start + at * MINUTE, MINUTE)._replace(completed=79 if at > 44 else 99)
+        for at in range(60)
+    ]
+    hour = [one._replace(failed=21 if one.completed == 79 else 1) for one in minutes]
+    monkeypatch.setattr(boards.Board, "series", lambda _board: hour)
+
+    facts = {fact.label: fact for fact in shown(client).context["facts"]}
+
+    fact = facts["Failed, last 15 min (before: 1%)"]
+    assert (fact.value, fact.level) == ("21%", "bad")
+
+
+def test_job_that_runs_for_over_an_hour_is_listed_with_its_worker(client, memory, monkeypatch):
+    Queue("emails").enqueue(1, id="job-1")
+    board = boards.read_board()
+    jobs = tuple(
+        RunningJob(queue, f"job-{at}", "shop.send", board.at - at * 70 * MINUTE)
+        for at, queue in enumerate(("emails", "emails", "hidden"))
+    )
+    worker = WorkerInfo("w1", "host", 7, None, ("emails",), 4, board.at, board.at, 2)._replace(jobs=jobs)
+    monkeypatch.setattr(boards, "read_board", lambda: board._replace(workers=(worker,)))
+
+    html = shown(client).content.decode()
+
+    listed = html[html.index("Jobs that run for much longer") :]
+    assert "running for 70 min in emails on" in listed
+    assert listed.count("running for") == 1
+
+
+def test_errors_that_began_with_the_deploy_are_marked(client, memory):
+    Queue("emails").enqueue(1, id="job-1")
+    fail("job-1", "before")
+    assert "all since the deploy" not in shown(client).content.decode()
+    annotate("default", "v2", SYSTEM_CLOCK.now() - MINUTE)
+    read_cache.clear()
+    assert "all since the deploy" in shown(client).content.decode()
 
 
 def test_top_errors_of_dead_letters_are_listed(client, memory):
@@ -152,22 +215,22 @@ def test_jobs_unknown_to_every_live_worker_raise_an_alert(client, memory):
     Queue("emails").enqueue(3, name="emails")
     knowing = WorkerInfo("w1", "host", 7, ("emails",), ("emails",), 4, 1)
     get_storage().workers.register(knowing)
-    assert health(client)["Unhandled jobs"] == ("2", "bad")
+    assert health(client)["Jobs without a handler"] == ("2", "bad")
     html = shown(client).content.decode()
     assert "shop.<wbr>new.<wbr>pay" in html
     assert "2 jobs waiting in" in html
     assert "restart <code>manage.py runworkers</code>" in html
     for name in ("queues", "queue"):
         html = client.get(address(BY_NAME[name])).content.decode()
-        assert "✖ unhandled jobs" in html
-        assert "▶ open" not in html
+        assert "✖ jobs without a handler" in html
+        assert "▶ running" not in html
 
 
 def test_jobs_known_to_a_live_worker_raise_no_alert(client, memory):
     Queue("emails").enqueue(1, name="emails")
     get_storage().workers.register(WorkerInfo("w1", "host", 7, None, ("emails",), 4, 1))
-    assert health(client)["Unhandled jobs"] == ("0", "ok")
-    assert "<h2>Unhandled jobs</h2>" not in shown(client).content.decode()
+    assert health(client)["Jobs without a handler"] == ("0", "ok")
+    assert "<h2>Jobs without a handler</h2>" not in shown(client).content.decode()
 
 
 def test_unknown_jobs_of_hidden_queues_raise_no_alert(client, memory, settings):
@@ -175,7 +238,7 @@ def test_unknown_jobs_of_hidden_queues_raise_no_alert(client, memory, settings):
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     Queue("secret").enqueue(1, name="shop.hidden")
     get_storage().workers.register(WorkerInfo("w1", "host", 7, None, ("emails",), 4, 1))
-    assert health(client)["Unhandled jobs"] == ("0", "ok")
+    assert health(client)["Jobs without a handler"] == ("0", "ok")
     assert "hidden" not in shown(client).context["unhandled"]
     assert "shop" not in shown(client).content.decode()
 

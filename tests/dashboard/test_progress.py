@@ -76,6 +76,6 @@ def test_page_of_job_has_an_accessible_progress_bar_and_its_log_newest_first(mem
         ]
     )
     html = logged_in(one_with(rights.VIEW)).get(address(BY_NAME["job"])).content.decode()
-    assert '<progress value="0.3000" max="1" aria-valuetext="3 / 10, 30 %">30 %</progress>' in html
+    assert '<progress value="0.3000" max="1" aria-valuetext="3 / 10, 30%">30%</progress>' in html
     assert html.index("second line") < html.index("first line")
     assert "Newest first." in html

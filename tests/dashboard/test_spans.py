@@ -3,7 +3,7 @@
 import pytest
 from django.utils import translation
 
-from djqueue.core.metrics import BOUNDS
+from djqueue.core.metrics import BOUNDS, Percentile
 from djqueue.dashboard.rendering import duration
 from djqueue.templatetags.djq import percentile_span
 
@@ -29,4 +29,5 @@ def test_each_duration_has_its_unit(milliseconds, words):
 
 def test_percentile_beyond_the_bounds_of_histograms_is_a_lower_limit():
     with translation.override("en"):
-        assert [percentile_span(value) for value in (None, 90_000, BOUNDS[-1])] == ["-", "90 s", "≥ 5.6 min"]
+        found = [Percentile(4_200_000, is_floor=False), Percentile(BOUNDS[-1], is_floor=True)]
+        assert [percentile_span(value) for value in (None, *found)] == ["-", "70 min", "≥ 24 h"]

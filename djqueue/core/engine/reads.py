@@ -6,7 +6,7 @@ from heapq import nlargest, nsmallest
 
 from ..enginejob import EngineJob
 from ..explain import MAX_BEFORE, SHOWN, BlockingJob, Dependency, Explanation, Facts, decide
-from ..flow import MAX_FLOW_JOBS, FlowGraph, FlowNode, JobLink, explore, link, walked
+from ..flow import MAX_FLOW_JOBS, FlowGraph, FlowNode, JobLink, explore_all, link, walked
 from ..job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
 from ..messages import gettext_noop as _
 from ..metrics import Bucket, assemble, since_beginning, span_of
@@ -126,7 +126,11 @@ class EngineReads:
 
     def flow(self, queue: str, id: str, limit: int = MAX_FLOW_JOBS) -> FlowGraph | None:
         """Return the jobs connected to one by `depends_on`; None for an unknown job."""
-        return walked(explore((queue, id), limit), lambda keys: self.links(keys, limit))
+        return self.flows([(queue, id)], limit)[0]
+
+    def flows(self, keys: Sequence[JobKey], limit: int = MAX_FLOW_JOBS) -> list[FlowGraph | None]:
+        """Return the graph of each job."""
+        return walked(explore_all(keys, limit), lambda wanted: self.links(wanted, limit))
 
     def links(self, keys: Sequence[JobKey], limit: int) -> Mapping[JobKey, JobLink]:
         """Return known jobs with their dependencies and up to `limit` dependents each."""

@@ -281,7 +281,7 @@ BULK_WRITE_ACTIONS = (
         rights.DEAD_LETTERS,
         gettext_lazy("Retry failed jobs of a bulk write"),
         gettext_lazy("Retry jobs"),
-        gettext_lazy("No jobs are dead letters."),
+        gettext_lazy("None of these jobs has failed."),
     ),
 )
 

@@ -150,6 +150,13 @@ def read_query(given: Mapping[str, str]) -> dict[str, str]:
     return query
 
 
+def error_text(request: HttpRequest, queue: str, mark: str) -> str:
+    """Return the error with a fingerprint as text; the fingerprint if no dead letter has it."""
+    found = read_dead_letters(request, queue).value.matching(read_filter(fingerprint=mark))
+    newest = next(found, None)
+    return mark if newest is None else rendering.error_line(newest)
+
+
 def grouped(sampled: Sequence[DeadLetterRecord], at: int) -> list[FailureGroup]:
     """Group dead letters by fingerprint, largest group first."""
     groups: dict[str, list[DeadLetterRecord]] = {}
@@ -284,8 +291,11 @@ def _preview_bulk(
     is_purge = kind == BulkKind.PURGE
     title = _("Delete dead letters") if is_purge else _("Retry dead letters")
     query = {name: given[name] for name in FILTERS if given.get(name)}
-    pairs = [(_("Queue"), queue or _("all"))]
+    match, matches = actions.shown_match(given)
+    pairs = [(_("Queue"), queue or _("all")), *matches]
     for name, value in query.items():
+        if name == "fingerprint":
+            value = error_text(request, queue, value)
         shown = rendering.reason(value) if name == "reason" else rendering.mono(value)
         pairs.append((rendering.criterion(name), shown))
     return actions.confirm_bulk(
@@ -303,7 +313,7 @@ def _preview_bulk(
         nothing=_("No matching dead letters."),
         back_url=site.url("dead_letters", queue=queue),
         back_label=_("Back to dead letters"),
-        hidden={**query, "kind": kind, "queue": queue},
+        hidden={**query, **match, "kind": kind, "queue": queue},
         problem=problem,
         able_label=_("will be deleted") if is_purge else _("can be retried"),
         is_deletion=is_purge,
@@ -312,4 +322,4 @@ def _preview_bulk(
 
 def _bulk_selection(request: HttpRequest, given: Mapping[str, str], queue: str) -> bulk.Selection:
     names = boards.board(request).value.names_with(State.FAILED, queue)
-    return bulk.Selection(tuple(names), read_query(given))
+    return bulk.Selection(tuple(names), read_query(given), **actions.read_match(given))

@@ -1,7 +1,7 @@
 """Workflows: found among the newest jobs, drawn, and retried."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django.contrib import messages
@@ -11,10 +11,9 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from djqueue.client import get_storage
 from djqueue.core.flow import FlowGraph, FlowNode
-from djqueue.core.job import JobRecord
-from djqueue.core.options import JobKey
+from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.states import LIVE, TERMINAL, State
-from djqueue.dashboard import actions, audit, boards, flowcharts, rights
+from djqueue.dashboard import actions, audit, boards, flowcharts, jobsearch, rights
 from djqueue.dashboard.reading import CachedRead, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.storage.actions import RETRY
@@ -24,10 +23,12 @@ MAX_LISTED = 20
 """Maximum workflows in the list."""
 MAX_JOBS_READ = 200
 """Maximum jobs read of each workflow, in the list and on a job's page."""
+MAX_CANDIDATES = 1_000
+"""Newest jobs of workflows that are considered for the list."""
 MAX_SEARCHED = 50
-"""Newest jobs of each queue and state that are searched for workflows."""
+"""Newest jobs of each queue and state that are searched for workflows, of a storage without tables."""
 QUEUES = 20
-"""Maximum queues searched: those with most such jobs."""
+"""Maximum queues searched in a storage without tables: those with most such jobs."""
 WORKFLOWS_FRESH = 3_000
 """Milliseconds before the list is read again."""
 MAX_NEIGHBORS = 50
@@ -39,6 +40,13 @@ KINDS: dict[str, tuple[State, ...]] = {
     "cancelled": (State.CANCELLED,),
 }
 """States of jobs that are searched for workflows, by kind of list."""
+WHOLE = {
+    "live": State.ACTIVE,
+    "failed": State.FAILED,
+    "completed": State.COMPLETED,
+    "cancelled": State.CANCELLED,
+}
+"""State of the whole workflow, by kind of list."""
 LABELS = {
     "live": gettext_lazy("In progress"),
     "failed": gettext_lazy("Failed"),
@@ -155,15 +163,16 @@ def summarize(graph: FlowGraph) -> Summary:
 
 
 def newest_workflows(request: HttpRequest, kind: str) -> CachedRead[list[Summary]]:
-    """Return the workflows of the newest jobs in some states, newest first."""
+    """Return the newest workflows in a state, newest first."""
     lines = boards.board(request).value.lines
+    names = tuple(line.name for line in lines)
     wanted: list[tuple[State, str]] = []
     for state in KINDS[kind]:
         counted = sorted((-line.count(state), line.name) for line in lines if line.count(state))
-        wanted += [(state, name) for _, name in counted[:QUEUES]]
-    cached = read_cache.read(("flows", kind, tuple(wanted)), lambda: _graphs(wanted), WORKFLOWS_FRESH)
-    graphs = [visible_part(request, graph) for graph in cached.value]
-    rows = sorted(map(summarize, graphs), key=lambda row: -row.began_at)
+        wanted += [(state, name) for _, name in counted]
+    key = ("flows", kind, names, tuple(wanted))
+    cached = read_cache.read(key, lambda: _graphs(wanted, WHOLE[kind], names), WORKFLOWS_FRESH)
+    rows = sorted(map(summarize, cached.value), key=lambda row: -row.began_at)
     return CachedRead(rows, cached.at, cached.error)
 
 
@@ -183,7 +192,6 @@ def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "kinds": [(one, label, site.url("flows", state=one)) for one, label in LABELS.items()],
         "term": term,
         "found": named,
-        "each": MAX_SEARCHED,
         "most": MAX_LISTED,
     }
     return site.render(request, "flows.html", _("Workflows"), context, tab="flows", read=cached)
@@ -232,35 +240,50 @@ def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) ->
     return site.back(request, "flow", queue, job_id)
 
 
-def _graphs(wanted: Sequence[tuple[State, str]]) -> list[FlowGraph]:
-    """Return the workflows of the newest jobs of these states and queues."""
-    storage = get_storage()
-    records = [
-        one for state, name in wanted for one in storage.reads.cursor_page(name, state, MAX_SEARCHED).jobs
-    ]
-    records = [one for one in records if one.options.depends_on or one.options.dependents]
-    records.sort(key=lambda one: -one.created_at)
+def _graphs(wanted: Sequence[tuple[State, str]], whole: State, seen: Sequence[str]) -> list[FlowGraph]:
+    """Return the workflows in a state, found by jobs of these states and queues, without those of others."""
+    left = _candidates(wanted)
     graphs: list[FlowGraph] = []
     known: set[JobKey] = set()
-    for record in records:
-        if len(graphs) == MAX_LISTED:
-            break
-        if not known.isdisjoint(_near(record)):
-            continue
-        known.update(_near(record))
-        graph = storage.reads.flow(record.queue, record.id, MAX_JOBS_READ)
-        if graph is None:
-            continue
-        keys = {node.key for node in graph.nodes}
-        # Of a large workflow, other jobs may have been found before.
-        if len(keys) > 1 and not any(node.key in keys for one in graphs for node in one.nodes):
-            graphs.append(graph)
-        known |= keys
-    return graphs
+    while left and len(graphs) < MAX_LISTED:
+        roots: list[JobKey] = []
+        while left and len(roots) < MAX_LISTED:
+            key, options = left.popleft()
+            near = {key, *options.depends_on, *options.dependents}
+            if known.isdisjoint(near):
+                roots.append(key)
+            known |= near
+        for found in get_storage().reads.flows(roots, MAX_JOBS_READ) if roots else ():
+            graph = found and found.only(lambda name: name in seen)
+            keys = {node.key for node in graph.nodes} if graph else set()
+            # Of a large workflow, other jobs may have been found before.
+            is_new = not any(node.key in keys for one in graphs for node in one.nodes)
+            if graph and len(keys) > 1 and is_new and graph.state() is whole:
+                graphs.append(graph)
+            known |= keys
+    return graphs[:MAX_LISTED]
 
 
-def _near(record: JobRecord) -> Iterable[JobKey]:
-    return (record.queue, record.id), *record.options.depends_on, *record.options.dependents
+def _candidates(wanted: Sequence[tuple[State, str]]) -> deque[tuple[JobKey, JobOptions]]:
+    """Return the newest jobs of these states and queues that have dependencies or dependents."""
+    storage = get_storage()
+    states, names = {state for state, _ in wanted}, {name for _, name in wanted}
+    if not wanted:
+        return deque()
+    if states <= jobsearch.states_with_rows(storage):
+        return deque(jobsearch.connected(sorted(names), sorted(states), MAX_CANDIDATES))
+    of_state: dict[State, list[str]] = {}
+    for state, name in wanted:
+        of_state.setdefault(state, []).append(name)
+    records = [
+        one
+        for state, queues in of_state.items()
+        for name in queues[:QUEUES]
+        for one in storage.reads.cursor_page(name, state, MAX_SEARCHED).jobs
+        if one.options.depends_on or one.options.dependents
+    ]
+    records.sort(key=lambda one: -one.created_at)
+    return deque(((one.queue, one.id), one.options) for one in records)
 
 
 def _dry_run(roots: list[FlowNode], dependents: list[FlowNode]) -> dict[str, Any]:

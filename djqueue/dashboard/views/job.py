@@ -16,10 +16,11 @@ from djqueue.core import states
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import SerializationError
 from djqueue.core.job import JobRecord
+from djqueue.core.metrics import MINUTE
 from djqueue.core.options import DURATIONS, MAX_INTEGER
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.core.units import to_datetime, to_milliseconds
-from djqueue.dashboard import actions, audit, charts, reading, redaction, rendering, rights, subjects
+from djqueue.dashboard import actions, audit, boards, charts, reading, redaction, rendering, rights, subjects
 from djqueue.dashboard.forms import DateTimeInput, TimeField
 from djqueue.dashboard.reading import FRESH_TIME
 from djqueue.dashboard.site import DashboardSite, Pages
@@ -299,7 +300,12 @@ def _why(request: HttpRequest, record: JobRecord) -> rendering.ShownExplanation 
     if record.state in TERMINAL:
         return None
     explanation = get_storage().reads.explain(record.queue, record.id)
-    return rendering.explained(explanation, lambda name: rights.sees(request, name))
+    line = boards.board(request).value.line(record.queue)
+    per_minute = 0.0
+    if line is not None:
+        rate = line.row.rate
+        per_minute = line.leaving if rate is None else rate.capacity * MINUTE / rate.per
+    return rendering.explained(explanation, lambda name: rights.sees(request, name), per_minute)
 
 
 def _options(record: JobRecord) -> dict[str, Any]:

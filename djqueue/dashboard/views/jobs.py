@@ -13,10 +13,9 @@ from djqueue.client.deadletters import read_filter
 from djqueue.core.errors import OptionError
 from djqueue.core.job import JobRecord
 from djqueue.core.states import State
-from djqueue.core.units import to_milliseconds
 from djqueue.dashboard import actions, boards, jobsearch, reading, rendering, rights, subjects
-from djqueue.dashboard.actions import RateForm, act_on_selection, delete_selection
-from djqueue.dashboard.forms import DateTimeInput, TimeField, check_hidden, read_state
+from djqueue.dashboard.actions import MatchForm, RateForm, act_on_selection, delete_selection
+from djqueue.dashboard.forms import check_hidden, read_state
 from djqueue.dashboard.jobsearch import JobFilter
 from djqueue.dashboard.outages import is_partial
 from djqueue.dashboard.site import DashboardSite, Pages
@@ -52,19 +51,12 @@ class BulkJobAction(NamedTuple):
     button: Any
 
 
-class FilterForm(forms.Form):
+class FilterForm(MatchForm):
     """The filter of the list."""
 
+    field_order = ("queue", "id", "name")
     queue = forms.CharField(label=gettext_lazy("Queue"), required=False, max_length=255)
-    id = forms.CharField(label=gettext_lazy("ID or ID prefix"), required=False, max_length=255)
     name = forms.CharField(label=gettext_lazy("Job"), required=False, max_length=255)
-    tag = forms.CharField(label=gettext_lazy("Tag"), required=False, max_length=255)
-    worker = forms.CharField(label=gettext_lazy("Worker"), required=False, max_length=255)
-    priority = forms.IntegerField(
-        label=gettext_lazy("Priority"), required=False, min_value=-(2**31), max_value=2**31 - 1
-    )
-    since = TimeField(label=gettext_lazy("Enqueued after"), required=False, widget=DateTimeInput)
-    until = TimeField(label=gettext_lazy("Enqueued before"), required=False, widget=DateTimeInput)
     argument = forms.CharField(
         label=gettext_lazy("Argument"),
         required=False,
@@ -93,12 +85,9 @@ class FilterForm(forms.Form):
 
     def wanted(self, state: State | None) -> JobFilter:
         """Return the filter, ignoring fields that are not valid."""
-        fields = {name: value for name, value in self.cleaned_data.items() if value not in (None, "")}
-        fields.pop("error", None)
-        for name in ("since", "until"):
-            if name in fields:
-                fields[name] = to_milliseconds(fields[name])
-        return JobFilter(**fields, state=state)
+        others = ("queue", "name", "argument")
+        fields = {name: value for name in others if (value := self.cleaned_data.get(name)) not in (None, "")}
+        return JobFilter(**fields, **self.given(), state=state)
 
 
 class Tab(NamedTuple):
@@ -137,7 +126,9 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     given = request.GET.get("state", "")
     state = read_state(given)
     with_rows = jobsearch.states_with_rows(get_storage())
-    if state is None and (given != ANY or not with_rows):
+    chosen = given if state is not None or given == ANY else ""
+    is_search = any(request.GET.get(name) for name in FilterForm.base_fields if name not in ALWAYS)
+    if state is None and not (with_rows and (chosen or is_search)):
         state = State.ACTIVE
     has_rows = bool(with_rows) if state is None else state in with_rows
     form = FilterForm(request.GET, queues=[line.name for line in board.lines], has_rows=has_rows)
@@ -164,6 +155,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     context = {
         "form": form,
         "state": word,
+        "chosen": chosen,
         "tabs_of_states": _tabs(site, board, wanted, query, bool(with_rows)),
         "lines": [] if wanted.queue or state is None else _largest_queues(board, state),
         "jobs": listed.jobs,
@@ -179,7 +171,8 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "names": registry.names(),
         "menus": menus(request, site),
         "bulk_actions": _selected_actions(request, site, listed.jobs),
-        "matching_actions": _matching_actions(request, site, wanted, error, listed.jobs),
+        "matching_actions": _matching_actions(request, site, wanted, query, listed.jobs),
+        "error_text": error and deadletters.error_text(request, wanted.queue, error),
     }
     status = 400 if form.errors else 429 if listed.window == BUSY else 200
     return site.render(request, "jobs.html", _("Jobs"), context, tab="jobs", read=cached, status=status)
@@ -277,8 +270,9 @@ def _preview_bulk(
         counts = bulk.preview(get_storage(), one.kind, _bulk_selection(request, one, given))
     except OptionError as error:
         problem = str(error)
+    match, matches = actions.shown_match(given)
     query = {name: given[name] for name in BULK_FILTERS if given.get(name)}
-    pairs = [(_("Queue"), query.get("queue") or _("all"))]
+    pairs = [(_("Queue"), query.get("queue") or _("all")), *matches]
     if "state" in query and not problem:
         label = str(JobState(query["state"]).label)
         pairs.append((_("State"), rendering.badge(query["state"], label)))
@@ -297,9 +291,9 @@ def _preview_bulk(
         pairs=pairs,
         note=_("Jobs enqueued later are not affected."),
         nothing=_("No matching jobs."),
-        back_url=site.url("jobs", **query),
+        back_url=site.url("jobs", **query, **match),
         back_label=_("Back to jobs"),
-        hidden=query,
+        hidden={**query, **match},
         problem=problem,
         is_deletion=one.kind == BulkKind.DELETE,
     )
@@ -319,7 +313,7 @@ def _bulk_selection(request: HttpRequest, one: BulkJobAction, given: Mapping[str
     names = [line.name for line in lines if queue in ("", line.name) and (queue or line.count(state))]
     if not names:
         raise OptionError(f"queue: no matching jobs in {queue or 'any queue'!r}")
-    return bulk.Selection(tuple(names), state=word, name=given.get("name", ""))
+    return bulk.Selection(tuple(names), state=word, name=given.get("name", ""), **actions.read_match(given))
 
 
 def _rows_version(request: HttpRequest) -> Hashable:
@@ -429,16 +423,24 @@ def _tabs(
 
 
 def _matching_actions(
-    request: HttpRequest, site: DashboardSite, wanted: JobFilter, error: str, shown: Sequence[JobRecord]
+    request: HttpRequest,
+    site: DashboardSite,
+    wanted: JobFilter,
+    query: Mapping[str, str],
+    shown: Sequence[JobRecord],
 ) -> list[tuple[Any, str]]:
-    """Return the actions on all matching jobs, with URLs; none if other filters are set.
+    """Return the actions on all matching jobs of a state, with URLs.
 
-    Jobs of one error are chosen as dead letters: the other actions know no error.
+    None if arguments are searched: the workers do not know which of them the user can see. Jobs of one error
+    are chosen as dead letters: the other actions know no error.
     """
     state = wanted.state
-    if state is None or not shown or wanted != JobFilter(queue=wanted.queue, state=state, name=wanted.name):
+    if state is None or not shown or wanted.argument is not None:
         return []
-    here = {"queue": wanted.queue, "name": wanted.name, "fingerprint": error}
+    here = {name: value for name, value in query.items() if name != "error"}
+    error = query.get("error", "")
+    if error:
+        here["fingerprint"] = error
     links = [
         (one.label, site.url(one.page, **here, state=state.value))
         for one in BULK_ACTIONS

@@ -19,7 +19,7 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.core.logs import Log
-from djqueue.core.metrics import BOUNDS, Bucket
+from djqueue.core.metrics import BOUNDS, Bucket, Histogram
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import boards, charts, rights
 from djqueue.dashboard.boards import empty_bucket, jobs_ended, sum_of
@@ -131,6 +131,7 @@ def metrics(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "queue": queue,
         "queues": names,
         "windows": WINDOWS,
+        "period": _("hour") if report.window.length == HOUR else report.window.label,
         "histogram": _histogram(report.total),
         "csv_url": site.url("metrics_export", **here, format="csv"),
         "json_url": site.url("metrics_export", **here, format="json"),
@@ -146,8 +147,8 @@ def export(request: HttpRequest, _site: DashboardSite) -> HttpResponse:
         {
             "start": to_datetime(bucket.start).isoformat(),
             **{name: getattr(bucket, name) for name in COUNTS},
-            **{f"wait_p{part}_ms": bucket.wait.percentile(part / 100) for part in (50, 95, 99)},
-            **{f"run_p{part}_ms": bucket.run.percentile(part / 100) for part in (50, 95, 99)},
+            **{f"wait_p{part}_ms": _milliseconds(bucket.wait, part) for part in (50, 95, 99)},
+            **{f"run_p{part}_ms": _milliseconds(bucket.run, part) for part in (50, 95, 99)},
         }
         for bucket in report.series
     ]
@@ -221,15 +222,18 @@ def _rows(
     return sorted(rows, key=lambda row: (-jobs_ended(row.now), row.label))
 
 
+def _milliseconds(times: Histogram, part: int) -> float | None:
+    found = times.percentile(part / 100)
+    return None if found is None else found.milliseconds
+
+
 def _histogram(total: Bucket) -> list[tuple[int, int | None, int, int]]:
-    """Return number, upper bound in milliseconds (None: slower), waits and runs of each class."""
-    bounds = [*BOUNDS, None]
-    return [
-        (index, bound, waits, runs)
-        for index, (bound, waits, runs) in enumerate(
-            zip(bounds, total.wait.counts, total.run.counts, strict=True), 1
-        )
-    ]
+    """Return number, upper bound in milliseconds (None: slower), waits and runs of each class up to the last
+    that has any.
+    """
+    times = [*zip((*BOUNDS, None), total.wait.counts, total.run.counts, strict=True)]
+    used = max((index for index, (_, waits, runs) in enumerate(times, 1) if waits or runs), default=0)
+    return [(index, *one) for index, one in enumerate(times[:used], 1)]
 
 
 def _read_rollups(start: int, end: int, step: int, queues: Sequence[str]) -> Rolled | None:

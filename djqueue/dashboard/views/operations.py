@@ -10,6 +10,8 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.units import to_milliseconds
 from djqueue.dashboard import actions, audit, rights, tables
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of, rows_of
@@ -40,6 +42,8 @@ def operation(request: HttpRequest, site: DashboardSite, pk: int) -> HttpRespons
         "row": row,
         "refused": actions.refusals(row.refused),
         "is_planned": row.state == BulkState.PLANNED,
+        "has_begun": to_milliseconds(row.start_at) <= SYSTEM_CLOCK.now(),
+        "match": actions.stored_match(row.filter),
         "abort_url": _abort_url(request, site, row),
         "is_open": row.state in (BulkState.PLANNED, BulkState.RUNNING),
         "share": min(1.0, row.looked_at / row.expected) if row.expected else None,

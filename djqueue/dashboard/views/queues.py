@@ -20,7 +20,7 @@ from djqueue.core.overview import KeyOverview, KeysOverview, LimiterState, Queue
 from djqueue.core.policies import GLOBAL, KEYED
 from djqueue.core.states import PENDING, State
 from djqueue.dashboard import actions, audit, boards, charts, reading, rendering, rights
-from djqueue.dashboard.boards import ESTIMATING, NEVER, STEADY, QueueRow
+from djqueue.dashboard.boards import ESTIMATING, NEVER, NO_WORKER, PAUSED, STEADY, QueueRow
 from djqueue.dashboard.forms import read_state
 from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
@@ -35,7 +35,7 @@ ORDERS = {
     "dead": lambda line: (-line.count(State.FAILED), line.name),
     "in": lambda line: (-line.arriving, line.name),
     "out": lambda line: (-line.leaving, line.name),
-    "wait": lambda line: (-(line.wait_p95 or 0), line.name),
+    "wait": lambda line: (-(line.wait_p95.milliseconds if line.wait_p95 else 0), line.name),
     "workers": lambda line: (line.workers, line.name),
     "drain": lambda line: (-_drain(line), line.name),
 }
@@ -512,10 +512,9 @@ def _unused(request: HttpRequest, lines: Sequence[QueueRow], term: str) -> list[
 
 def _drain(line: QueueRow) -> float:
     """Return the milliseconds until the queue drains; without an estimate, more than any estimate."""
-    left = line.forecast.left
-    if left is not None:
-        return left
-    return {NEVER: inf, STEADY: LONGEST_DRAIN, ESTIMATING: LONGEST_DRAIN / 2}.get(line.forecast.kind, 0.0)
+    never = dict.fromkeys((NEVER, NO_WORKER, PAUSED), inf)
+    drain = line.drain
+    return {**never, STEADY: LONGEST_DRAIN, ESTIMATING: LONGEST_DRAIN / 2}.get(drain.kind, drain.latest)
 
 
 def _chart_numbers(lines: Sequence[QueueRow]) -> ChartNumbers:

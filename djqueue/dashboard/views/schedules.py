@@ -498,7 +498,8 @@ def _describe_day(fields: Fields) -> str:
     if is_any_weekday:
         return days
     if is_any_day:
-        return weekdays
+        # "Monday to Friday" needs no preposition, unlike "on Monday".
+        return _weekdays(fields.weekdays, "%s") if len(fields.weekdays) > 2 else weekdays
     if fields.is_both:
         return _("%(days)s if that is %(weekdays)s") % {"days": days, "weekdays": weekdays}
     return _("%(days)s, or %(weekdays)s") % {"days": days, "weekdays": weekdays}
@@ -513,10 +514,10 @@ def _days(days: Iterable[int]) -> str:
     return get_text_list(parts, _("and"))
 
 
-def _weekdays(weekdays: Iterable[int | tuple[int, int]]) -> str:
+def _weekdays(weekdays: Iterable[int | tuple[int, int]], on: str = "") -> str:
     # Weeks start on Monday.
     plain = sorted((one + 6) % 7 for one in weekdays if isinstance(one, int))
-    parts = [_("on %s") % _listed(plain, [str(WEEKDAYS[day]) for day in range(7)])] if plain else []
+    parts = [(on or _("on %s")) % _listed(plain, [str(WEEKDAYS[day]) for day in range(7)])] if plain else []
     for day, which in sorted(one for one in weekdays if isinstance(one, tuple)):
         name = WEEKDAYS[(day + 6) % 7]
         if which == LAST_DAY:

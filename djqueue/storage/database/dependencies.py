@@ -7,7 +7,7 @@ dependency that has completed or was cancelled is kept.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from djqueue.core.flow import FlowGraph, FlowNode, JobLink, explore, link, walked
+from djqueue.core.flow import FlowGraph, FlowNode, JobLink, explore_all, link, walked
 from djqueue.core.options import JobKey
 from djqueue.core.policies import Succession, succession
 from djqueue.core.states import LIVE, State
@@ -92,12 +92,12 @@ def forget(tx: Tx, queue: str, ids: Sequence[str]) -> None:
 NODE = "job_id, name, state, reason, options, created_at, finished_at"
 
 
-def flow(tx: Tx, key: JobKey, limit: int) -> FlowGraph | None:
-    """Return the jobs connected to one by `depends_on`; None for an unknown job.
+def flows(tx: Tx, keys: Sequence[JobKey], limit: int) -> list[FlowGraph | None]:
+    """Return the jobs connected to each of these by `depends_on`; None for an unknown job.
 
-    Each step of the graph costs two statements for each of its queues.
+    Each step of all graphs costs two statements for each of their queues.
     """
-    return walked(explore(key, limit), lambda keys: _links(tx, keys, limit))
+    return walked(explore_all(keys, limit), lambda wanted: _links(tx, wanted, limit))
 
 
 def _links(tx: Tx, keys: Sequence[JobKey], limit: int) -> Mapping[JobKey, JobLink]:

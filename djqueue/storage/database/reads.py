@@ -12,6 +12,7 @@ from djqueue.core.job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPag
 from djqueue.core.messages import gettext_noop as _
 from djqueue.core.messages import size
 from djqueue.core.metrics import Bucket, assemble, since_beginning, span_of
+from djqueue.core.options import JobKey
 from djqueue.core.overview import (
     BAD,
     MORE,
@@ -123,7 +124,10 @@ class SqlReads(Reads):
         return self._read(lambda tx: explain(tx, queue, id))
 
     def flow(self, queue: str, id: str, limit: int = MAX_FLOW_JOBS) -> FlowGraph | None:
-        return self._read(lambda tx: dependencies.flow(tx, (queue, id), limit))
+        return self.flows([(queue, id)], limit)[0]
+
+    def flows(self, keys: Sequence[JobKey], limit: int = MAX_FLOW_JOBS) -> list[FlowGraph | None]:
+        return self._read(lambda tx: dependencies.flows(tx, keys, limit))
 
     def overview(self, queues: Sequence[str] | None = None) -> Overview:
         return self._read(lambda tx: overview(tx, self._waiting, queues))

@@ -13,7 +13,7 @@ from typing import Any
 
 from djqueue.core.errors import OptionError
 from djqueue.core.explain import MAX_BEFORE, SHOWN, BlockingJob, Dependency, Explanation, Facts, decide
-from djqueue.core.flow import MAX_FLOW_JOBS, FlowGraph, FlowNode, JobLink, explore, link
+from djqueue.core.flow import MAX_FLOW_JOBS, FlowGraph, FlowNode, JobLink, explore_all, link
 from djqueue.core.job import DeadLetterPage, DeadLetterRecord, ItemMark, ItemPage, JobRecord
 from djqueue.core.metrics import Bucket
 from djqueue.core.options import JobKey
@@ -329,11 +329,14 @@ class RedisReads(Reads):
         return facts._replace(limiter_holders=tuple(holder for _, holder in holders[:SHOWN]))
 
     def flow(self, queue: str, id: str, limit: int = MAX_FLOW_JOBS) -> FlowGraph | None:
-        return self._keyspace.run(self._flow((queue, id), limit))
+        return self.flows([(queue, id)], limit)[0]
 
-    def _flow(self, root: JobKey, limit: int) -> Steps[FlowGraph | None]:
-        """Return the graph of a flow. Each step is one round trip, with a call for each queue."""
-        steps = explore(root, limit)
+    def flows(self, keys: Sequence[JobKey], limit: int = MAX_FLOW_JOBS) -> list[FlowGraph | None]:
+        return self._keyspace.run(self._flows(keys, limit))
+
+    def _flows(self, roots: Sequence[JobKey], limit: int) -> Steps[list[FlowGraph | None]]:
+        """Return the graphs of flows. Each step is one round trip, with a call for each queue."""
+        steps = explore_all(roots, limit)
         try:
             wanted = next(steps)
             while True:
@@ -354,8 +357,8 @@ class RedisReads(Reads):
                     links.update(_links(queue, ids, replies, int(now)))
                 wanted = steps.send(links)
         except StopIteration as end:
-            graph: FlowGraph | None = end.value
-            return graph
+            graphs: list[FlowGraph | None] = end.value
+            return graphs
 
     def overview(self, queues: Sequence[str] | None = None) -> Overview:
         return self._keyspace.run(self._overviews(queues))

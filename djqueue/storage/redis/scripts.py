@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from djqueue.core.errors import ConfigurationError, JobFailedError, JobTimeoutError, StorageError
 from djqueue.core.job import DEAD_LETTER_REASONS
+from djqueue.core.metrics import MAX_NAMES, NUMBERS
 from djqueue.core.options import DAY, DEFAULT_OPTIONS, MAX_INTEGER
 from djqueue.core.states import TERMINAL
 
@@ -225,6 +226,8 @@ CONSTANTS: dict[str, Constant] = {
     "RESULT_BYTE": ord(COMPLETED_KINDS[True]),
     "HOUR": 3_600_000,
     "DAY": DAY,
+    "METRIC_NAMES": MAX_NAMES,
+    "METRIC_NUMBERS": NUMBERS,
 }
 """The value of each constant, by its name in the scripts."""
 

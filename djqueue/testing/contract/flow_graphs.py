@@ -53,6 +53,15 @@ def _leading(one: Batch, *after: JobKey) -> Batch:
 class FlowGraphsContract(StorageCase):
     """Cases about `flow`."""
 
+    def test_graphs_of_several_jobs_are_read_together(self, storage: Storage) -> None:
+        storage.enqueue(a_flow())
+        wanted = [*FLOW, (QUEUE, enqueue(storage)), (QUEUE, "nobody")]
+
+        found = storage.reads.flows(wanted)
+
+        assert found == [storage.reads.flow(queue, job_id) for queue, job_id in wanted]
+        assert found[-1] is None
+
     def test_flow_graph_is_found_from_each_of_its_jobs(self, storage: Storage) -> None:
         storage.enqueue(a_flow())
 

@@ -7,8 +7,10 @@ from playwright.sync_api import Browser, Page, expect
 
 from djqueue import Queue
 from djqueue.client import get_storage
+from djqueue.core.metrics import MINUTE
+from djqueue.core.states import State
 from djqueue.dashboard.reading import read_cache
-from djqueue.testing.factories import a_failed_job
+from djqueue.testing.factories import a_failed_job, claim, completing, failing, finish
 from tests.dashboard.test_streams import Served, served
 from tests.dashboard.visiting import PAGES, address
 from tests.support import eventually
@@ -48,6 +50,22 @@ djqPlots.filter((plot) => plot.root.isConnected).flatMap((plot) => {
     (row) => cell(row, column) === "" ? null : Number(cell(row, column))));
   return JSON.stringify(expected) === JSON.stringify(plot.data) ? [] : [[expected, plot.data]];
 })
+"""
+FACTS = """
+Object.fromEntries([...document.querySelectorAll(".djq-facts li")].map(
+  (one) => [one.querySelector("span").textContent, one.querySelector("strong").textContent]))
+"""
+TABS = """
+Object.fromEntries([...document.querySelectorAll(".djq-states li")].map(
+  (one) => [one.textContent.trim().split(/\\s+/)[0], one.querySelector("strong")?.textContent]))
+"""
+ROW = """
+Object.fromEntries([...document.querySelectorAll("tr[data-djq-row] [data-label]")].map(
+  (cell) => [cell.dataset.label, cell.textContent.trim()]))
+"""
+CHART = """
+[...document.querySelectorAll("#djq-throughput table.djq-table tbody tr")].map(
+  (row) => [...row.children].map((cell) => Number(cell.dataset.v)))
 """
 SETTLED = "!document.querySelector('.htmx-request, .htmx-swapping, .htmx-settling, .htmx-added')"
 
@@ -110,20 +128,54 @@ def test_refresh_shows_changes_and_leaves_unchanged_page_alone(open_page):
     expect(row).to_contain_text("paused")
 
 
-def test_charts_show_the_numbers_of_their_tables_after_a_refresh(open_page):
-    queue = Queue("emails")
-    queue.enqueue(1)
+def assert_page_shows_what_storage_answers(page: Page, name: str) -> None:
+    """Compare the numbers of a page, and the points of its charts, with the storage's own answers."""
+    reads = get_storage().reads
+    [queue] = reads.overview(["emails"]).queues
+    counts = {str(state.value): str(queue.counts.get(state, 0)) for state in State}
+    totals = {"Waiting": counts["waiting"], "Active": counts["active"], "Delayed": counts["delayed"]}
+    if name == "changelist":
+        facts = page.evaluate(FACTS)
+        assert facts.items() >= {**totals, "Dead letters": counts["failed"]}.items()
+        assert facts["Failed in the last hour"] == str(queue.totals.failed)
+    elif name in ("queue", "jobs"):
+        assert page.evaluate(TABS).items() >= counts.items()
+    elif name == "queues":
+        assert page.evaluate(ROW).items() >= {**totals, "Dead letters": counts["failed"]}.items()
+    elif name == "metrics":
+        shown = page.evaluate(ROW)
+        for label in ("enqueued", "completed", "failed", "retried"):
+            assert shown[label.capitalize()] == str(getattr(queue.totals, label)), label
+    elif name == "dead_letters":
+        expect(page.locator("#djq-live p").first).to_contain_text(f"{counts['failed']} matching dead letter")
+    if page.locator("#djq-throughput").count():
+        points = page.evaluate(CHART)
+        start, end = int(points[0][0]) * 1_000, int(points[-1][0]) * 1_000 + MINUTE
+        buckets = reads.series(["emails"], start, end, MINUTE)
+        assert points == [
+            [one.start // 1_000, one.enqueued, one.completed, one.failed, one.retried] for one in buckets
+        ]
+    assert page.evaluate(WRONG_PLOTS) == []
+
+
+def test_pages_and_their_charts_show_what_storage_answers_after_three_refreshes(open_page):
+    queue, storage = Queue("emails"), get_storage()
+    queue.enqueue(0, id="delayed", delay=3_600)
     page = open_page("about:blank")
     page.add_init_script(KEEP_PLOTS)
-    page.goto(address(BY_NAME["queue"]))
-    ready(page)
-    page.wait_for_function("window.djqPlots.length")
-    for enqueued in (2, 3, 4):
-        queue.enqueue(enqueued)
-        read_cache.clear()
-        assert look(page).status == 200
-        assert page.evaluate(WRONG_PLOTS) == []
-    assert page.evaluate("djqPlots.filter((plot) => plot.root.isConnected).length") >= 1
+    for number, name in enumerate(("changelist", "queues", "queue", "jobs", "metrics", "dead_letters")):
+        for refresh in range(4):
+            queue.enqueue_many(range(3), ids=[f"{at}-{number}-{refresh}" for at in range(3)])
+            claimed = claim(storage, 2, names=["emails"])
+            finish(storage, completing(claimed[0]), failing(claimed[1], "timeout"))
+            storage.sweep()
+            read_cache.clear()
+            if refresh:
+                assert look(page).status == 200
+            else:
+                page.goto(address(BY_NAME[name]))
+                ready(page)
+            assert_page_shows_what_storage_answers(page, name)
 
 
 def test_hidden_page_sends_no_requests(open_page):

@@ -8,8 +8,6 @@
 
 local measure
 do
-  local MAX_NAMES, NUMBERS = 200, 61
-
   local function totals()
     local kept = call('HMGET', META, 'gone', 'gone:c', 'gone:x', 'retried', 'stalled', 'otherwise', 'buried')
     for i = 1, 7 do kept[i] = tonumber(kept[i] or 0) end
@@ -36,7 +34,7 @@ do
   local function add_to(key, field, more)
     local kept = call('HGET', key, field)
     local values = kept and decode(kept) or {}
-    for i = 1, NUMBERS do values[i] = (values[i] or 0) + (more[i] or 0) end
+    for i = 1, METRIC_NUMBERS do values[i] = (values[i] or 0) + (more[i] or 0) end
     call('HSET', key, field, encode(values))
   end
 
@@ -46,7 +44,7 @@ do
     for _, one in ipairs(names) do
       if one == name then return name end
     end
-    if #names >= MAX_NAMES then return nil end
+    if #names >= METRIC_NAMES then return nil end
     names[#names + 1] = name
     call('HSET', key, 'names', encode(names))
     return name
@@ -61,7 +59,7 @@ do
   end
 
   -- Add the increase of the totals, or what workers report: names and values in turn. others: the name for values of
-  -- names above MAX_NAMES. Adds to all tiers or to none, and nothing for a queue that does not exist.
+  -- names above METRIC_NAMES. Adds to all tiers or to none, and nothing for a queue that does not exist.
   function measure(tiers, first_key, runs, others)
     if call('HEXISTS', META, 'rear') == 0 and call('HLEN', JOBS) == 0 then return end
     for i, tier in ipairs(tiers) do
@@ -74,7 +72,7 @@ do
       if risen then add_to(key, start, risen) end
       for at = 1, runs and #runs or 0, 2 do
         local values, times = runs[at + 1], {}
-        for place = 8, NUMBERS do times[place] = values[place] end
+        for place = 8, METRIC_NUMBERS do times[place] = values[place] end
         for place = 1, 7 do times[place] = 0 end
         add_to(key, start, times)
         add_to(key, start .. NUL .. (named(key, runs[at]) or others), values)

@@ -8,16 +8,14 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from djqueue.client import get_storage
-from djqueue.core.errors import StorageError
 from djqueue.core.metrics import Bucket
 from djqueue.core.states import State
 from djqueue.core.workers import WorkerInfo, unserved
-from djqueue.dashboard import boards, charts, reading, rendering, rights
-from djqueue.dashboard.reading import read_cache
+from djqueue.dashboard import boards, charts, findings, reading, rendering, rights
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.views import deadletters, schedules
 from djqueue.dashboard.views.workers import worker_rows
+from djqueue.operations.healthchecks import STORAGE, HealthReport
 
 pages = Pages()
 
@@ -26,7 +24,7 @@ WORST = 5
 AGES = 10_000
 """Milliseconds for which the chart may show the same ages of waiting jobs."""
 SLOW_READ_TTL = 15_000
-"""Milliseconds before slow reads are repeated: the storage's diagnostics and the groups of errors."""
+"""Milliseconds before the groups of errors are read again."""
 
 
 class Fact(NamedTuple):
@@ -61,6 +59,7 @@ def _parts(request: HttpRequest) -> Hashable:
 @pages.show("changelist", "", rights.VIEW, gettext_lazy("Overview"), _parts)
 def overview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Show the overview."""
+    checks = findings.start_checks()
     cached = boards.board(request)
     board = cached.value
     hour = board.series()
@@ -72,10 +71,13 @@ def overview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     workers = [one.info for one in worker_rows(request).value.rows]
     silent = _silent(board, workers)
     unhandled = sorted((one for line in board.lines for one in line.unhandled), key=lambda one: -one.jobs)
+    report, found = findings.of_page(request, checks)
+    storage = _storage(request, site, cached, report)
     context: dict[str, Any] = {
+        "findings": found,
         "board": board,
         "facts": _facts(site, board, hour),
-        "health": _health(request, site, board, workers, len(silent), len(overdue)),
+        "health": _health(storage, site, board, workers, len(silent), len(overdue)),
         "series": hour,
         "annotations": charts.annotations_within(hour),
         "worst": worst,
@@ -109,7 +111,7 @@ def _facts(site: DashboardSite, board: boards.Board, hour: Sequence[Bucket]) -> 
 
 
 def _health(
-    request: HttpRequest,
+    storage: Fact,
     site: DashboardSite,
     board: boards.Board,
     seen: Sequence[WorkerInfo],
@@ -124,7 +126,7 @@ def _health(
     live, paused = len(seen) - silent, sum(line.row.paused for line in board.lines)
     stuck = sum(one.jobs for line in board.lines for one in line.unhandled)
     facts = [
-        _storage(request, site),
+        storage,
         Fact(_("Oldest waiting job"), waits, site.url("queues", sort="age"), at=since),
         Fact(_("Workers"), live, workers, "ok" if seen else "bad"),
         Fact(_("Silent workers"), silent, workers, "bad" if silent else "ok"),
@@ -139,17 +141,15 @@ def _health(
     return facts
 
 
-def _storage(request: HttpRequest, site: DashboardSite) -> Fact:
-    """Return whether the storage answers."""
+def _storage(
+    request: HttpRequest, site: DashboardSite, read: reading.CachedRead[boards.Board], report: HealthReport
+) -> Fact:
+    """Return whether the storage answers, and accepts jobs."""
     url = site.url("storage") if site.may_open(request, "storage") else ""
-    try:
-        cached = read_cache.read(
-            "diagnostics", lambda: get_storage().reads.diagnostics(), fresh=SLOW_READ_TTL
-        )
-    except StorageError:
+    if read.error:
         return Fact(_("Storage"), _("unreachable"), url, "bad")
-    if cached.error:
-        return Fact(_("Storage"), _("unreachable"), url, "bad")
+    if report.status(STORAGE) != "ok":
+        return Fact(_("Storage"), _("has problems"), url, "bad")
     return Fact(_("Storage"), _("reachable"), url, "ok")
 
 

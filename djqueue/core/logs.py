@@ -33,6 +33,9 @@ MAX_FRAMES = 500
 CUT = "\n[...]\n"
 """Text in place of the middle of a text that is too long."""
 
+FRAMES = vars(BaseException)["__traceback__"]
+"""The attribute itself: to read it runs no code of the exception's class."""
+
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 GivenError = bool | BaseException | ExcInfo | tuple[None, None, None] | None
 
@@ -132,6 +135,12 @@ def traceback_text(kind: type[BaseException], error: BaseException, frames: Trac
     return shortened(text, MAX_TRACEBACK)
 
 
+def frames_of(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an exception, without a look at attributes that its class may refuse."""
+    frames: TracebackType | None = FRAMES.__get__(error)
+    return frames
+
+
 def type_name(error: BaseException) -> str:
     """Return the dotted name of an exception's class."""
     kind = type(error)
@@ -155,7 +164,7 @@ def _exc_info(given: GivenError) -> ExcInfo | None:
     if isinstance(given, tuple):
         kind, error, frames = given
         return None if kind is None or error is None else (kind, error, frames)
-    return (type(given), given, given.__traceback__) if given else None
+    return None if given is None or given is False else (type(given), given, frames_of(given))
 
 
 def _deliver(logger: logging.Logger, record: logging.LogRecord) -> None:

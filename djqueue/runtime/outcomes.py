@@ -6,6 +6,7 @@ from random import Random
 
 from djqueue.core.errors import Discard, JobTimeoutError, Retry, Snooze, UnrecoverableError
 from djqueue.core.job import Claimed, Outcome
+from djqueue.core.logs import frames_of
 from djqueue.core.units import milliseconds
 
 from .handlers import Handler
@@ -75,7 +76,7 @@ def next_delay(
     """
     failures = claimed.failures + 1
     try:
-        if isinstance(error, (Retry, Snooze)) and error.delay is not None:
+        if issubclass(type(error), (Retry, Snooze)) and error.delay is not None:
             return milliseconds("delay", error.delay)
         if handler.backoff is not None and not claimed.options.backoff_given:
             return milliseconds("backoff", handler.backoff(failures, error))
@@ -91,7 +92,7 @@ def timed_out(claimed: Claimed, error: BaseException) -> JobTimeoutError:
     timeout = JobTimeoutError(f"ran longer than its timeout of {seconds:g} s", job_id=claimed.id)
     timeout.__cause__ = None if issubclass(type(error), asyncio.CancelledError) else error
     # The traceback shows where the handler was when its timeout was over.
-    timeout.__traceback__ = error.__traceback__
+    timeout.__traceback__ = frames_of(error)
     return timeout
 
 

@@ -10,7 +10,15 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from djqueue.core.job import JobFailure
-from djqueue.core.logs import MAX_TRACEBACK, ExcInfo, shortened, text_of, traceback_text, type_name
+from djqueue.core.logs import (
+    MAX_TRACEBACK,
+    ExcInfo,
+    frames_of,
+    shortened,
+    text_of,
+    traceback_text,
+    type_name,
+)
 from djqueue.core.workers import MAX_DUMP
 
 from .owntasks import all_tasks
@@ -34,7 +42,7 @@ def job_error(error: BaseException) -> JobFailure:
 
 def exc_info(error: BaseException | None) -> ExcInfo | None:
     """Return an exception for a log record, with a traceback that begins at the handler."""
-    return None if error is None else (type(error), error, _from_handler(error.__traceback__))
+    return None if error is None else (type(error), error, _from_handler(frames_of(error)))
 
 
 def clean(text: str, limit: int) -> str:
@@ -63,7 +71,7 @@ def message_of(error: object) -> str:
 
 
 def _formatted(error: BaseException) -> str:
-    return clean(traceback_text(type(error), error, _from_handler(error.__traceback__)), MAX_TRACEBACK)
+    return clean(traceback_text(type(error), error, _from_handler(frames_of(error))), MAX_TRACEBACK)
 
 
 def _from_handler(frames: TracebackType | None) -> TracebackType | None:

@@ -81,6 +81,8 @@ ERRORS = {
         name: hostile(name)
         for name in ("__str__", "__repr__", "__eq__", "__hash__", "__class__", "__dict__", "__notes__")
     },
+    "every attribute": hostile("__getattribute__"),
+    "every attribute of a retry": hostile("__getattribute__", base=Retry, __init__=lambda self: None),
     "text": hostile("__str__", "__repr__", "__eq__", "__hash__", "__class__", base=BaseException),
 }
 

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -72,7 +72,7 @@ class Signals:
         if not _until(lambda: not tree.lives(victim), PATIENCE):
             self.wrong.append(f"{victim} did not end after SIGKILL")
         self._check_gone(below, f"the killed {victim}")
-        self.killed.append(Death(victim.pid, before, time.monotonic_ns()))
+        self._note_deaths([victim, *below], before)
 
     def end(self, service: Service) -> None:
         """Kill a service and leave it."""
@@ -86,10 +86,13 @@ class Signals:
         if code != -signal.SIGKILL:
             self.wrong.append(f"{service.name} (process {service.pid}) ended by itself with code {code}")
         self._check_gone(below, f"the killed {service.name} {service.pid}", service)
-        now = time.monotonic_ns()
-        self.killed.append(Death(service.pid, before, now))
+        self._note_deaths(below, before)
+        self.killed.append(Death(service.pid, before, time.monotonic_ns()))
+
+    def _note_deaths(self, ended: Iterable[Member], before: int) -> None:
         # An attempt that begins in the last moments of a child no longer finds its ancestors.
-        self.killed += [Death(one.pid, before, now) for one in below if one.pid != service.pid]
+        now = time.monotonic_ns()
+        self.killed += [Death(pid, before, now) for pid in {one.pid for one in ended}]
 
     # SIGTERM and SIGHUP.
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SUPERVISOR, MIRROR, BACKUP, WORKER = "supervisor", "mirror", "backup", "worker"
+SCHEDULER = "scheduler"
 LEADER = "leader"
 """The role of the process that sweeps the database, besides its own."""
 KEEPER, TEMPLATE, JOB, PROGRAM = "keeper", "template", "job", "program"
@@ -84,7 +85,7 @@ def role_of(name: str, parent_role: str | None, parent_name: str, root: str = SU
     if parent_role is None:
         return root
     if parent_role == SUPERVISOR:
-        return next((role for role in (MIRROR, BACKUP) if name == f"dq:{role}"), WORKER)
+        return next((role for role in (MIRROR, BACKUP, SCHEDULER) if name == f"dq:{role}"), WORKER)
     if parent_role in (WORKER, SINGLE):
         # The lease keeper is a fork of the worker, and the template another program.
         return KEEPER if name == parent_name else TEMPLATE

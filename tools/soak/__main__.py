@@ -5,51 +5,69 @@
 
 A producer enqueues short jobs, jobs that fail and are retried or become dead letters, delays, chains,
 groups, limited jobs, jobs in processes of their own and results that are waited for; a schedule adds more.
-Two services run them. Meanwhile workers of the second service are killed, and Redis is restarted. The memory
-of killed workers is not measured.
+Others raise what no handler should raise, leave transactions and programs behind, or end their process.
+Two services run them. Meanwhile one fault after the other happens at random: processes of the second
+service are killed, frozen, reloaded and left without file descriptors, tables are locked, the server is
+stopped or frozen, refuses writes or closes connections. The memory of the second service is not measured.
 
 At the end, the producer stops and all jobs are run to their end. The exit code is 1 if
 
 - the memory of a worker, a supervisor or the storage has grown by more than 5 % from the
   median of the second quarter to that of the last one,
 - a job whose enqueue was acknowledged has not run,
-- a queue has jobs left, or its counts differ from its records.
+- a kind of job or a service has made no progress for two minutes, or `manage.py djqueue health` still
+  reports a problem a minute after a fault,
+- a queue has jobs left, or its counts differ from its records, or a program that a job left behind runs on.
 
 With the memory storage, one process does everything; its worker is replaced every 20 seconds.
 """
 
 import argparse
-import os
 import signal
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
+import psycopg
+import redis
+
 from tests.support import eventually
 from tools.chaos import tree
 from tools.chaos.__main__ import keep
-from tools.chaos.processes import start
+from tools.chaos.processes import environment, start
 from tools.chaos.project import POSTGRESQL, REDIS, SQLITE
 
-from .project import MEMORY, STORAGES, SoakProject, soak_project
+from .faults import Fault, Progress, faults_of_processes, faults_of_scheduler, faults_of_storage, send
+from .project import KINDS, MEMORY, ORPHAN, SCHEDULER, STORAGES, SoakProject, soak_project
 from .trend import Trend, trend
 
 SAMPLE_EVERY = 2.0
 """Seconds between two samples."""
-KILL_EVERY = 15.0
-"""Mean seconds between two kills of a worker."""
+BETWEEN_FAULTS = 5.0, 20.0
+"""Seconds from the end of a fault to the next one."""
+WEDGED = 120.0
+"""Seconds without progress after which something does not work any more."""
+RECOVERY = 60.0
+"""Seconds after a fault in which everything has to be well again."""
+CHECK_EVERY = 300.0
+"""Seconds between two pauses of the faults, in which health is checked."""
 LONGEST_END = 500
 """Seconds in which all jobs have to end once the producer has stopped."""
 MEASURED = (tree.SUPERVISOR, tree.WORKER, tree.SINGLE)
 """Roles of the processes whose memory must not grow."""
+LIVE_BYTES = "SELECT SUM(pg_column_size(job.*)) FROM djqueue_job job"
+"""The rows of jobs without what a vacuum has not yet freed."""
 LIVE = ("waiting", "delayed", "blocked", "active")
 RUN = ["-m", "django", "runworkers", "--concurrency", "8", "--processes", "1"]
+STEADY = [*RUN, "--queues", "default,groups,limited"]
+"""The service whose memory is measured: it does not run the jobs that end their process."""
 
 
 class Soak:
@@ -61,7 +79,10 @@ class Soak:
         self._random = random
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._samples: dict[str, list[tuple[float, float]]] = {}
+        self._stops: dict[str, str] = {}
+        """What made no progress, by name."""
         self.faults: dict[str, int] = {}
+        self.checks = 0
         self._began = 0.0
 
     def run(self) -> None:
@@ -72,8 +93,8 @@ class Soak:
             if self._project.storage == MEMORY:
                 self._start("embedded", ["embedded.py"])
             else:
-                self._start("steady", RUN)
-                self._start("victim", RUN)
+                self._start("steady", STEADY)
+                self._start("victim", [*RUN, *(["--join"] if self._project.storage == SCHEDULER else [])])
                 self._start("producer", ["producer.py"])
             done = folder / "done.txt"
             eventually(lambda: done.exists() and done.stat().st_size > 100, timeout=180)
@@ -87,41 +108,75 @@ class Soak:
                     _kill_tree(process)
 
     def _loop(self) -> None:
-        faults = self._planned_faults()
-        sampled = 0.0
-        while (at := time.monotonic() - self._began) < self._length:
-            while faults and faults[0][0] <= at:
-                name, inject = faults.pop(0)[1:]
-                if inject():
-                    self.faults[name] = self.faults.get(name, 0) + 1
-            if at - sampled >= SAMPLE_EVERY:
-                sampled = at
-                self._sample(at)
-            for name, process in self._running.items():
-                assert process.poll() is None, f"{name} has ended: {self._log(name)}"
-            time.sleep(0.2)
+        project = self._project
+        faults = self._possible_faults()
+        weights = [fault.weight for fault in faults]
+        watched = dict.fromkeys(KINDS, WEDGED)
+        if project.storage != MEMORY:
+            watched |= {f"session-{self._running[name].pid}": WEDGED for name in ("steady", "victim")}
+        progress = Progress(project.folder / "alive", watched)
+        sampled, begin, end, check = 0.0, BETWEEN_FAULTS[0], 0.0, CHECK_EVERY
+        current = ExitStack()
+        with current:
+            while (at := time.monotonic() - self._began) < self._length:
+                if end and at >= end:
+                    current.close()
+                    end, begin = 0.0, at + self._random.uniform(*BETWEEN_FAULTS)
+                    if begin >= check:
+                        begin += RECOVERY
+                elif not end and faults and at >= begin and at < self._length - RECOVERY:
+                    if begin >= check:
+                        check = at + CHECK_EVERY
+                        self._check_health(at)
+                    [fault] = self._random.choices(faults, weights)
+                    if current.enter_context(fault.inject()):
+                        self.faults[fault.name] = self.faults.get(fault.name, 0) + 1
+                        self._say(at, fault.name)
+                    end = time.monotonic() - self._began + fault.seconds
+                if at - sampled >= SAMPLE_EVERY:
+                    sampled = at
+                    self._sample(at)
+                    self._note_stops(at, progress)
+                for name, process in self._running.items():
+                    assert process.poll() is None, f"{name} has ended: {self._log(name)}"
+                time.sleep(0.2)
 
-    def _planned_faults(self) -> list[tuple[float, str, Callable[[], bool]]]:
-        if self._project.storage == MEMORY:
+    def _possible_faults(self) -> list[Fault]:
+        project = self._project
+        if project.storage == MEMORY:
             return []
-        planned: list[tuple[float, str, Callable[[], bool]]] = []
-        at = 5.0
-        while at < self._length - 5:
-            planned.append((at, "kills of workers", self._kill_worker))
-            at += self._random.uniform(0.5, 1.5) * KILL_EVERY
-        if self._project.storage == REDIS:
-            places = [self._length * part / 8 + 3 for part in range(8)]
-            planned += [(place, "restarts of Redis", self._restart_server) for place in places]
-        return sorted(planned, key=lambda fault: fault[0])
+        faults = faults_of_processes(lambda: self._members("victim"), self._random)
+        if project.storage == SCHEDULER:
+            faults += faults_of_scheduler(lambda: self._members("steady"))
+        return faults + faults_of_storage(
+            project.storage, project.server, project.folder, project.database, self._random
+        )
 
-    def _kill_worker(self) -> bool:
-        found = [one for one in self._members("victim") if one.role == tree.WORKER]
-        return bool(found) and _killed(self._random.choice(found))
+    def _note_stops(self, at: float, progress: Progress) -> None:
+        for stopped in progress.stopped():
+            name = stopped.partition(":")[0]
+            if name not in self._stops:
+                self._say(at, stopped)
+                self._stops[name] = f"{stopped}, {at:.0f} s after the beginning"
 
-    def _restart_server(self) -> bool:
-        self._project.server.stop()
-        self._project.server.start()
-        return True
+    def _check_health(self, at: float) -> None:
+        """Note what is reported although the last fault was a while ago."""
+        checked = subprocess.run(
+            [sys.executable, "-m", "django", "djqueue", "health"],
+            cwd=self._project.folder,
+            env=environment(self._project.folder),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        self.checks += 1
+        if checked.returncode:
+            self._stops[f"health {self.checks}"] = f"health, {at:.0f} s after the beginning: {checked.stdout}"
+
+    def _say(self, at: float, text: str) -> None:
+        with (self._project.folder / "faults.log").open("a") as log:
+            log.write(f"{at:8.1f} {text}\n")
 
     def _sample(self, at: float) -> None:
         for name in self._running.keys() - {"producer"}:
@@ -138,12 +193,18 @@ class Soak:
     def _storage_size(self) -> float | None:
         storage, server = self._project.storage, self._project.server
         if storage == REDIS:
-            with server.client() as client:
-                return float(client.info("memory")["used_memory"])
+            try:
+                with redis.Redis(port=server.port, socket_timeout=1, retry=None) as client:
+                    return float(client.info("memory")["used_memory"])
+            except redis.RedisError:
+                return None
         if storage == POSTGRESQL:
-            pid = int((server.folder / "data" / "postmaster.pid").read_text().split()[0])
-            return float(_pss(pid))
-        if storage == SQLITE:
+            try:
+                with psycopg.connect(server.database_url(self._project.database), connect_timeout=2) as found:
+                    return float(found.execute(LIVE_BYTES).fetchone()[0])
+            except psycopg.Error:
+                return None
+        if storage in (SQLITE, SCHEDULER):
             # The pages that have content.
             with sqlite3.connect(self._project.folder / "jobs.sqlite3", timeout=20) as connection:
                 pages, free, size = (
@@ -175,6 +236,9 @@ class Soak:
         acknowledged, done = project.numbers("acknowledged.txt"), set(project.numbers("done.txt"))
         lost = [number for number in acknowledged if number not in done]
         found = [f"{len(lost):,} acknowledged jobs have not run, such as {lost[:5]}"] if lost else []
+        found += self._stops.values()
+        if orphans := _orphans():
+            found.append(f"programs of jobs run on: {orphans}")
         for queue, (counts, listed, dead_letters) in project.report().items():
             left = {state: counts[state] for state in LIVE if counts[state]}
             if left:
@@ -201,7 +265,8 @@ class Soak:
         acknowledged, done = project.numbers("acknowledged.txt"), project.numbers("done.txt")
         faults = ", ".join(f"{count} {name}" for name, count in self.faults.items()) or "none"
         lines = [
-            f"{project.storage}: {self._length / 60:g} minutes, faults: {faults}",
+            f"{project.storage}: {self._length / 60:g} minutes, {self.checks} checks of health",
+            f"  faults: {faults}",
             f"  {len(acknowledged):,} acknowledged jobs, {len(done):,} attempts that ended",
             f"  {'measured':40} {'2nd quarter':>12} {'3rd':>12} {'last':>12} {'growth':>8}",
         ]
@@ -230,21 +295,22 @@ class Soak:
         return (self._project.folder / f"{name}.log").read_text(errors="replace")[-4_000:]
 
 
-def _killed(member: tree.Member) -> bool:
-    """Kill a process, and return whether it was there."""
-    if not tree.lives(member):
-        return False
-    try:
-        os.kill(member.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def _kill_tree(process: "subprocess.Popen[bytes]") -> None:
     for member in reversed(tree.members(process.pid)):
-        _killed(member)
+        send(member, signal.SIGKILL)
     process.wait()
+
+
+def _orphans() -> list[int]:
+    """Return the programs that jobs left behind, and that run on."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if file.read_bytes() == b"sleep\0" + ORPHAN.encode() + b"\0":
+                found.append(int(file.parent.name))
+        except OSError:
+            continue
+    return found
 
 
 def _rss(pid: int) -> int:
@@ -254,20 +320,6 @@ def _rss(pid: int) -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1_024 for line in text.splitlines() if line.startswith("VmRSS")), 0)
-
-
-def _pss(pid: int) -> int:
-    """Return the bytes of a process and its descendants in memory, shared ones counted once."""
-    total = 0
-    for one in [pid, *tree.children(pid)]:
-        try:
-            text = Path(f"/proc/{one}/smaps_rollup").read_text()
-        except OSError:
-            continue
-        total += sum(
-            int(line.split()[1]) * 1_024 for line in text.splitlines() if line.startswith("Pss_Anon:")
-        )
-    return total
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,22 @@ from tests import servers
 from tests.runtime.project import Project
 from tools.chaos.project import POSTGRESQL, REDIS, SQLITE, _postgresql
 
-MEMORY = "memory"
-STORAGES = (MEMORY, SQLITE, POSTGRESQL, REDIS)
+MEMORY, SCHEDULER = "memory", "scheduler"
+STORAGES = (MEMORY, SQLITE, POSTGRESQL, REDIS, SCHEDULER)
+BACKENDS = {
+    MEMORY: "djqueue.storage.memory.MemoryStorage",
+    SQLITE: "djqueue.storage.database.DatabaseStorage",
+    POSTGRESQL: "djqueue.storage.database.DatabaseStorage",
+    REDIS: "djqueue.storage.redis.RedisStorage",
+    SCHEDULER: "djqueue.storage.scheduler.SchedulerStorage",
+}
+KINDS = (
+    *("short", "polite", "retried", "refused", "grouped", "limited", "isolated", "apart", "scheduled"),
+    *("hostile", "leaving", "wordy", "careless", "careful", "orphaning"),
+)
+"""Names of the jobs that have to make progress as long as the soak runs."""
+ORPHAN = "100003"
+"""Seconds for which the programs sleep that a job leaves behind."""
 
 SETTINGS = """
 INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "djqueue", "shop"]
@@ -23,12 +37,13 @@ BOUNDS = {{
 }}
 DJQUEUE = {{
     "HEARTBEAT": 1,
-    "DEFAULTS": {{"max_stalls": 100_000, "backoff": 0.2, "result_ttl": {kept}}},
+    "DEFAULTS": {{"max_stalls": 100_000, "backoff": 0.2, "result_ttl": {kept}, "durable": {durable}}},
     "METRICS": {{"MINUTE": 60}},
     "QUEUES": {{
         "default": BOUNDS,
         "groups": {{**BOUNDS, "KEY_CONCURRENCY": 1}},
         "limited": {{**BOUNDS, "RATE": "20/s", "CONCURRENCY": 2}},
+        "deadly": BOUNDS,
     }},
     "STORAGE": {storage!r},
 }}
@@ -37,15 +52,29 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 JOBS = """
 import asyncio
+import decimal
+import inspect
 import os
-import time
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from django.db import connection, transaction
 
 from djqueue import UnrecoverableError, current_job, job
 
 DONE = os.open("done.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
+def alive(name):
+    # Children of a service have its session, unless they isolate themselves.
+    for file in (name, f"session-{os.getsid(0)}"):
+        Path("alive", file).touch()
+
+
 def done(number):
+    alive(inspect.currentframe().f_back.f_code.co_name)
     os.write(DONE, f"{number}\\n".encode())
 
 
@@ -99,8 +128,72 @@ def apart(number):
 
 @job(every=5, overlap="skip")
 def scheduled():
-    return time.time()
-"""
+    alive("scheduled")
+
+
+class HostileType(type):
+    def __repr__(cls):
+        raise ValueError("no name")
+
+    __str__ = __repr__
+
+
+class HostileError(BaseException, metaclass=HostileType):
+    def __repr__(self):
+        raise SystemExit("no text")
+
+    __str__ = __repr__
+    __getattribute__ = lambda self, name: sys.exit(name)
+
+
+@job(max_attempts=1)
+def hostile(number):
+    done(number)
+    raise HostileError
+
+
+@job(max_attempts=1)
+async def leaving(number):
+    done(number)
+    threading.Thread(target=sys.exit, args=("from a thread",)).start()
+    asyncio.ensure_future(asyncio.sleep(1_000))
+    raise [SystemExit(0), KeyboardInterrupt(), GeneratorExit(), asyncio.CancelledError()][number % 4]
+
+
+@job(max_attempts=1)
+def wordy(number):
+    done(number)
+    raise UnrecoverableError("a long story " * 100_000)
+
+
+@job(max_attempts=1)
+def careless(number):
+    done(number)
+    decimal.getcontext().prec = 3
+    transaction.atomic().__enter__()
+
+
+@job(max_attempts=1_000)
+def careful(number):
+    assert decimal.getcontext().prec == 28
+    assert not connection.in_atomic_block
+    done(number)
+
+
+@job(executor="isolated", max_attempts=1)
+def orphaning(number):
+    for _ in range(3):
+        subprocess.Popen(["sleep", "ORPHAN"], start_new_session=True)
+    done(number)
+    os._exit(0 if number % 2 else 3)
+
+
+@job(queue="deadly", max_stalls=1)
+def deadly(number):
+    done(number)
+    if not os.path.exists("stop.txt"):
+        os._exit(0)
+""".replace("ORPHAN", ORPHAN)
 
 PRODUCER = """
 # Enqueue, and note each number once its job is acknowledged, until a file named stop.txt exists.
@@ -119,7 +212,10 @@ KINDS = [
     *[jobs.short] * 8, *[jobs.polite] * 4, *[jobs.retried] * 2, jobs.refused, *[jobs.limited] * 3,
     *[jobs.grouped.using(concurrency_key=name) for name in "aabb"], *[jobs.short.using(delay=1.5)] * 2,
 ]
-SLOW = [jobs.isolated, jobs.apart]
+SLOW = [jobs.isolated, jobs.apart, jobs.orphaning.using(max_stalls=1)]
+HOSTILE = [jobs.hostile, jobs.leaving, jobs.wordy, jobs.careless, *[jobs.careful] * 4]
+DEADLY = [jobs.deadly] if HAS_PROCESSES else []
+RARE = [(SLOW, 4), (HOSTILE, 2), *[(DEADLY, 60)] * bool(DEADLY)]
 
 
 def produce():
@@ -131,7 +227,10 @@ def produce():
 
     while not os.path.exists("stop.txt"):
         turn += 1
-        for job in [*KINDS, *([SLOW[turn // 4 % 2]] if turn % 4 == 0 else [])]:
+        now_and_then = [
+            job for jobs, turns in RARE for job in [jobs[turn // turns % len(jobs)]] if turn % turns == 0
+        ]
+        for job in [*KINDS, *now_and_then]:
             number += 1
             try:
                 job.enqueue(number)
@@ -232,10 +331,11 @@ if __name__ == "__main__":
 class SoakProject:
     """The project's folder, and its server if the storage has one."""
 
-    def __init__(self, folder: Path, storage: str, server: Any) -> None:
+    def __init__(self, folder: Path, storage: str, server: Any, database: str) -> None:
         self.folder = folder
         self.storage = storage
         self.server = server
+        self.database = database
 
     def report(self) -> dict[str, list[Any]]:
         """Return the counts of jobs that were written."""
@@ -263,36 +363,25 @@ def soak_project(storage: str, folder: Path, *, kept: float, pause: float) -> It
         "NAME": "jobs.sqlite3",
         "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
     }
-    chosen: dict[str, Any] = {
-        "BACKEND": "djqueue.storage.database.DatabaseStorage",
-    }
-    if storage == MEMORY:
-        chosen = {"BACKEND": "djqueue.storage.memory.MemoryStorage"}
-        yield _made(folder, storage, None, database, chosen, kept, pause)
-    elif storage == SQLITE:
-        yield _made(folder, storage, None, database, chosen, kept, pause)
-    elif storage == POSTGRESQL:
-        with servers.PostgresServer() as postgres:
-            database = _postgresql(postgres.create_database())
-            yield _made(folder, storage, postgres, database, chosen, kept, pause)
-    else:
-        with servers.RedisServer(appendonly=True) as redis:
-            options = {**redis.options, "MIRROR": False}
-            chosen = {"BACKEND": "djqueue.storage.redis.RedisStorage", "OPTIONS": options}
-            yield _made(folder, storage, redis, database, chosen, kept, pause)
-
-
-def _made(
-    folder: Path,
-    storage: str,
-    server: Any,
-    database: dict[str, Any],
-    chosen: dict[str, Any],
-    kept: float,
-    pause: float,
-) -> SoakProject:
-    Project(folder, JOBS, SETTINGS.format(database=database, storage=chosen, kept=kept))
-    (folder / "producer.py").write_text(PRODUCER.replace("PAUSE", repr(pause)))
-    (folder / "embedded.py").write_text(EMBEDDED)
-    (folder / "report.py").write_text(REPORT)
-    return SoakProject(folder, storage, server)
+    server: Any = None
+    options: dict[str, Any] = {}
+    with ExitStack() as stack:
+        if storage == POSTGRESQL:
+            server = stack.enter_context(servers.PostgresServer())
+            database = _postgresql(server.create_database())
+        elif storage == REDIS:
+            server = stack.enter_context(servers.RedisServer(appendonly=True))
+            options = {**server.options, "MIRROR": False}
+        settings = SETTINGS.format(
+            database=database,
+            storage={"BACKEND": BACKENDS[storage], "OPTIONS": options},
+            kept=kept,
+            durable=storage == SCHEDULER,
+        )
+        Project(folder, JOBS, settings)
+        producer = PRODUCER.replace("PAUSE", repr(pause)).replace("HAS_PROCESSES", repr(storage != MEMORY))
+        (folder / "producer.py").write_text(producer)
+        (folder / "embedded.py").write_text(EMBEDDED)
+        (folder / "report.py").write_text(REPORT)
+        (folder / "alive").mkdir()
+        yield SoakProject(folder, storage, server, str(database["NAME"]))

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from djqueue.core.errors import UnrecoverableError
+from djqueue.core.logs import frames_of
 from djqueue.runtime.handlers import Handler, call_arguments
 from djqueue.runtime.owntasks import hidden
 from djqueue.runtime.runs import CURRENT, JobContext, Run, Stop
@@ -178,7 +179,7 @@ def spread(value: Any, ids: Sequence[str]) -> list[Any]:
 
 
 def _raised(error: BaseException) -> Raised:
-    return Raised(error, error.__traceback__)
+    return Raised(error, frames_of(error))
 
 
 def _described(value: Any) -> str:

@@ -201,12 +201,17 @@ def _complain(what: str, kind: type, error: BaseException) -> None:
     """Write one line about the project's code to standard error, where no handler of the project is asked."""
     name = f"{kind.__module__}.{kind.__qualname__}"
     text = "The %s %s raised %s: %s. It has missed a record of djqueue."
-    _complaints.log(logging.ERROR, name, text, what, name, type_name(error), _text_of(error))
+    _complaints.log(logging.ERROR, name, text, what, name, type_name(error), text_of(error, _in_one_line))
 
 
-def _text_of(error: BaseException) -> str:
+def _in_one_line(text: str) -> str:
+    return shortened(" ".join(text.split()), 1_000)
+
+
+def text_of(error: object, form: Callable[[str], str]) -> str:
+    """Return the text of an error in a form, or why there is none: `str` runs code of the error's class."""
     try:
-        return shortened(" ".join(str(error).split()), 1_000)
+        return form(str(error))
     except BaseException as broken:
         return f"(the message cannot be shown: {type_name(broken)})"
 

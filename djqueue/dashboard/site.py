@@ -32,7 +32,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import waiting_within
 from djqueue.core.errors import DjqueueError, OptionError, StorageError
 from djqueue.core.units import to_datetime
-from djqueue.dashboard import audit, forms, reading, rendering, rights
+from djqueue.dashboard import audit, findings, forms, reading, rendering, rights
 from djqueue.dashboard.outages import NOTICE, UNAVAILABLE, is_partial, watchdog
 from djqueue.dashboard.reading import CachedRead, Parts, read_cache
 from djqueue.dashboard.tables import KeysetPage
@@ -326,7 +326,8 @@ class DashboardSite:
             response[NOTICE] = quote(_notice(str(error), None))
             return response
         title = str(page.label) or _("Dashboard")
-        return self.render(request, "unavailable.html", title, {}, error=str(error))
+        context = {"findings": findings.of_outage(request)}
+        return self.render(request, "unavailable.html", title, context, error=str(error))
 
     def _stream(self, request: HttpRequest) -> str:
         """Return the URL of the event stream for the current page; empty if there is none."""

@@ -83,6 +83,12 @@ def _unexamined(error: Exception) -> Finding:
     )
 
 
+def configuration_problems() -> list[Finding]:
+    """Return the warnings and errors of the system checks, errors first."""
+    found = [one for one in _system_checks(asks_servers=False) if one.level != "info"]
+    return sorted(found, key=lambda one: (ORDER.index(one.level), one.id, one.text))
+
+
 def _system_checks(*, asks_servers: bool) -> Iterator[Finding]:
     """Run the system checks of djqueue with `--deploy`, and with `--database` if the storage answers."""
     aliases = [router.db_for_write(models.Job), router.db_for_write(models.OutboxJob)]

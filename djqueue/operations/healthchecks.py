@@ -17,7 +17,7 @@ from djqueue import models
 from djqueue.client import get_storage
 from djqueue.conf import HealthSettings, get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.deadlines import within
+from djqueue.core.deadlines import remaining, within
 from djqueue.core.errors import ConfigurationError, DjqueueError, StorageUnavailableError
 from djqueue.core.explain import BY_WORD
 from djqueue.core.logs import Log
@@ -181,11 +181,12 @@ def check_claims(facts: HealthFacts) -> Iterator[Finding]:
     """Find queues whose jobs are due and could run in a free slot of a worker, but are not claimed."""
     idle = [one for one in facts.overdue() if not _was_claimed(facts, one) and _is_claimable(facts, one)]
     if idle:
+        span = facts.at - counted_from(facts.at, facts.bounds.max_wait)
         yield Finding(
             "health.claims",
             "error",
-            f"for {_seconds(facts.bounds.max_wait)}, no job has been claimed, although workers have free "
-            f"slots, from {with_ages(facts, idle)}",
+            f"for {_seconds(span)}, no job has been claimed, although workers have free slots, from "
+            f"{with_ages(facts, idle)}",
             "Look at the log of a worker, and at its threads with `manage.py djqueue workers`; then "
             "restart the workers.",
         )
@@ -242,10 +243,15 @@ def slow_queues(facts: HealthFacts) -> Iterator[tuple[QueueOverview, str]]:
 
 
 def _was_claimed(facts: HealthFacts, queue: QueueOverview) -> bool:
-    """Return whether attempts started lately, to the minute: metrics have one bucket per minute."""
-    start = (facts.at - facts.bounds.max_wait) // MINUTE * MINUTE
+    """Return whether attempts started lately."""
+    start = counted_from(facts.at, facts.bounds.max_wait)
     buckets = facts.storage.reads.series([queue.name], start, facts.at + 1, MINUTE)
     return any(bucket.started for bucket in buckets)
+
+
+def counted_from(at: int, max_wait: int) -> int:
+    """Return the time from which claims are counted, a whole minute as near to `max_wait` ago as possible."""
+    return (at - max_wait + min(max_wait, MINUTE) // 2) // MINUTE * MINUTE
 
 
 def _is_claimable(facts: HealthFacts, queue: QueueOverview) -> bool:
@@ -305,6 +311,10 @@ class HealthReport(NamedTuple):
         """Whether every check passed."""
         return all(check.status == "ok" for check in self.checks)
 
+    def status(self, check: str) -> Status:
+        """Return the status of a check."""
+        return next(one.status for one in self.checks if one.name == check)
+
     @property
     def findings(self) -> list[Finding]:
         """The findings of all checks."""
@@ -349,15 +359,15 @@ class HealthRun:
         return self._clock() - self._began
 
     def report(self) -> HealthReport:
-        """Wait for the results until the deadline, and return them."""
+        """Wait for the results until the deadline, or the caller's if that is earlier, and return them."""
         left = max(0, self._bounds.timeout - self.age)
-        if self._done.wait(left / 1_000):
+        if self._done.wait(remaining(left / 1_000)):
             return HealthReport(self._listed(self._results), self._facts)
         # The thread continues, so that its results may change.
         results, step = dict(self._results), self._step
         if step not in results:
             results[step] = CheckResult(step, "failed", (self._late(step),))
-        return HealthReport(self._listed(results))
+        return HealthReport(self._listed(results), self._facts)
 
     def _listed(self, results: dict[str, CheckResult]) -> tuple[CheckResult, ...]:
         return tuple(results.get(name) or CheckResult(name, "unknown") for name in (STORAGE, *CHECKS))
@@ -366,7 +376,7 @@ class HealthRun:
         return Finding(
             f"health.{step}",
             "error",
-            f"the storage did not answer within {self._bounds.timeout / 1_000:g} s",
+            f"the storage did not answer within {min(self.age, self._bounds.timeout) / 1_000:.1f} s",
             "Check whether its server hangs or is overloaded.",
         )
 
@@ -446,17 +456,20 @@ class HealthMonitor:
 
     def report(self, bounds: HealthSettings) -> HealthReport:
         """Return the report of the current run, or of a new one."""
-        if is_in_transaction():
-            return HealthRun(bounds).report()
-        with self._lock:
-            if self._current is None or not self._is_current(bounds, *self._current):
-                self._current = (bounds, HealthRun(bounds))
-            run = self._current[1]
-        return run.report()
+        return self.run(bounds).report()
 
-    @staticmethod
-    def _is_current(bounds: HealthSettings, of: HealthSettings, run: HealthRun) -> bool:
-        return of == bounds and (run.is_running or run.age < REPORT_TTL)
+    def run(self, bounds: HealthSettings, ttl: int = REPORT_TTL) -> HealthRun:
+        """Return the current run, or a new one if it ended and is older than `ttl` milliseconds."""
+        if is_in_transaction():
+            return HealthRun(bounds)
+        with self._lock:
+            if self._current is not None:
+                of, run = self._current
+                if of == bounds and (run.is_running or run.age < ttl):
+                    return run
+            run = HealthRun(bounds)
+            self._current = (bounds, run)
+            return run
 
     def forget(self) -> None:
         """Let the next request start a new run."""

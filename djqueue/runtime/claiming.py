@@ -24,6 +24,7 @@ from .events import MAIN_OPERATION
 from .executors import Executor
 from .handlers import Handler, Style
 from .outcomes import release
+from .owntasks import hidden
 from .probation import Probation
 from .reports import Meter, Reports
 from .runs import AttemptCount, Run, Stop, lease_of
@@ -162,7 +163,7 @@ class ClaimLoop:
             exchange = self._next_exchange()
             if exchange is None:
                 return
-            task = asyncio.ensure_future(self._exchange(exchange))
+            task = hidden(asyncio.create_task(self._exchange(exchange)))
             self._exchanges.add(task)
             task.add_done_callback(self._on_exchanged)
 

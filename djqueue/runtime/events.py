@@ -1,8 +1,8 @@
 """The events of a worker: each feeds the log, the counters and the signals. Payloads are never logged."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from logging import DEBUG, ERROR, INFO, WARNING
 from threading import Lock
 from typing import Any
@@ -360,7 +360,6 @@ class OutageLog:
         self._lock = Lock()
         self._faulty: dict[str, bool] = {}
         """Operations whose last call raised a fault, with whether that was logged."""
-        self._fault_logged_at: dict[str, int] = {}
         self._unavailable: dict[str, int] = {}
         """Operations whose last call found the storage unavailable, with the time of that call."""
         self._since = 0
@@ -368,29 +367,26 @@ class OutageLog:
         """Time of the first success after the last failure."""
         self._logged_at: int | None = None
         """Time of the last record about the current outage."""
-        self._short_logged_at: int | None = None
-        """Time of the last record about the end of an outage that did not last."""
+        self._throttled = ThrottledLog(logger, REPEATED / 1_000, lambda: monotonic() / 1_000)
+        """Faults of each operation, and ends of short outages, which may come and go all the time."""
 
     def failed(self, operation: str, error: BaseException) -> None:
         """Note that an operation of the storage failed."""
         if isinstance(error, StorageUnavailableError):
             self._note_unavailable(operation, error)
             return
-        now = self._monotonic()
-        with self._lock:
-            logs = _is_due(self._fault_logged_at.get(operation), now)
-            self._faulty[operation] = logs or self._faulty.get(operation, False)
-            if logs:
-                self._fault_logged_at[operation] = now
         self._note_problem(f"the storage fails ({operation}): {in_one_line(error)}", "")
-        if logs:
-            logger.error(
-                "Worker %s: the storage failed (%s); retrying until the operation succeeds: %s",
-                self._worker_id,
-                operation,
-                error,
-                exc_info=error,
-            )
+        was_logged = self._throttled.log(
+            ERROR,
+            operation,
+            "Worker %s: the storage failed (%s); retrying until the operation succeeds: %s",
+            self._worker_id,
+            operation,
+            error,
+            exc_info=error,
+        )
+        with self._lock:
+            self._faulty[operation] = was_logged or self._faulty.get(operation, False)
 
     def worked(self, operation: str) -> None:
         """Note that an operation of the storage worked."""
@@ -405,24 +401,14 @@ class OutageLog:
             problems.note(self._part, ())
         if was_faulty:
             logger.warning("Worker %s: the storage works again (%s)", self._worker_id, operation)
-        if is_over and self._logs_end():
-            logger.log(
-                logging.INFO if self._logged_at is None else logging.WARNING,
+        if is_over:
+            log = partial(self._throttled.log, INFO, None) if self._logged_at is None else logger.warning
+            log(
                 "Worker %s: the storage is available again after %.1f s; reporting the jobs that finished "
                 "meanwhile",
                 self._worker_id,
                 ((self._answered_at or self._since) - self._since) / 1_000,
             )
-
-    def _logs_end(self) -> bool:
-        """Return whether to log the end of an outage: one that did not last may come and go all the time."""
-        if self._logged_at is not None:
-            return True
-        now = self._monotonic()
-        is_due = _is_due(self._short_logged_at, now)
-        if is_due:
-            self._short_logged_at = now
-        return is_due
 
     def _is_over_with(self, operation: str) -> bool:
         """Note that an operation works again; return whether that ends the outage."""
@@ -443,7 +429,7 @@ class OutageLog:
             self._unavailable[operation] = now
             self._answered_at = None
             has_lasted = now - self._since >= OUTAGE_LOG_DELAY
-            lasts = has_lasted and _is_due(self._logged_at, now)
+            lasts = has_lasted and (self._logged_at is None or now - self._logged_at >= REPEATED)
             if lasts:
                 self._logged_at = now
         if has_lasted:
@@ -465,11 +451,6 @@ class OutageLog:
     def _note_problem(self, text: str, remedy: str) -> None:
         text = text.removesuffix(remedy).rstrip()
         problems.note(self._part, [Finding("worker.storage", "error", text, remedy or CHECK_STORAGE)])
-
-
-def _is_due(logged_at: int | None, now: int) -> bool:
-    """Return whether a record may follow the one at `logged_at`."""
-    return logged_at is None or now - logged_at >= REPEATED
 
 
 def _outcome(run: Run) -> Outcome:

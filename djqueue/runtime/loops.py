@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from djqueue.conf import has_django
 
 from .executors.connections import close_connections
+from .owntasks import all_tasks, hidden, hide_tasks_on
 
 T = TypeVar("T")
 
@@ -31,7 +32,8 @@ def run_loop(main: Coroutine[Any, Any, T], on_stray: Callable[[BaseException], o
     loop.set_default_executor(executor)
     try:
         asyncio.set_event_loop(loop)
-        task = loop.create_task(main)
+        hide_tasks_on(loop)
+        task = hidden(loop.create_task(main))
         while True:
             try:
                 return loop.run_until_complete(task)
@@ -108,7 +110,7 @@ class Periodic:
 
 
 def _cancel_leftovers(loop: asyncio.AbstractEventLoop) -> None:
-    leftovers = asyncio.all_tasks(loop)
+    leftovers = all_tasks(loop)
     for task in leftovers:
         task.cancel()
     if leftovers:

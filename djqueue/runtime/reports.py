@@ -14,6 +14,7 @@ from djqueue.core.metrics import BOUNDS, PARTS, Histogram, RunStats
 from .context import WorkerContext
 from .dependencies import Child, aread, children, read
 from .emitting import Emitter, Flushing, RunItems
+from .owntasks import hidden
 from .runs import Run
 
 INTERVAL = 0.1
@@ -198,7 +199,7 @@ class Meter:
 
     def _start(self) -> None:
         self._timer = None
-        self._flush = self._loop.create_task(self._send())
+        self._flush = hidden(self._loop.create_task(self._send()))
 
     async def _send(self) -> None:
         entries, self._entries = self._entries, {}

@@ -10,8 +10,18 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from djqueue.core.job import JobFailure
-from djqueue.core.logs import MAX_TRACEBACK, ExcInfo, frames_of, shortened, traceback_text, type_name
+from djqueue.core.logs import (
+    MAX_TRACEBACK,
+    ExcInfo,
+    frames_of,
+    shortened,
+    text_of,
+    traceback_text,
+    type_name,
+)
 from djqueue.core.workers import MAX_DUMP
+
+from .owntasks import all_tasks
 
 MAX_MESSAGE = 10_000
 """Maximum of characters of a message."""
@@ -50,18 +60,14 @@ def stacks(heading: str, loop: asyncio.AbstractEventLoop) -> str:
     own = threading.get_ident()
     threads = [thread for thread in threading.enumerate() if thread.ident not in (None, own)]
     in_threads = ((thread.name, _stack(frames.get(thread.ident or 0))) for thread in threads)
-    in_tasks = ((_name(task), _waiting(task)) for task in asyncio.all_tasks(loop))
+    in_tasks = ((_name(task), _waiting(task)) for task in all_tasks(loop))
     parts = [heading, *_grouped("Thread", in_threads), *_grouped("Task", in_tasks)]
     return _bounded(parts)
 
 
 def message_of(error: object) -> str:
     """Return the text of an error, of limited length."""
-    try:
-        return clean(str(error), MAX_MESSAGE)
-    except BaseException as broken:
-        # `str` runs code of the exception's class, which may fail.
-        return f"(the message cannot be shown: {type_name(broken)})"
+    return text_of(error, lambda text: clean(text, MAX_MESSAGE))
 
 
 def _formatted(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from .executors import Executor
 from .exits import supervisor
 from .leases import seconds_between_checks
 from .loops import Periodic
+from .owntasks import hidden
 from .runs import Run, Stop, lease_of
 from .tracebacks import stacks
 
@@ -268,7 +269,7 @@ class CancelWatch:
             if now - run.since >= LONG_RUN:
                 self._needed[run.claimed.queue] = now
         if self._round is None and now >= self._not_before and self._is_out_of_date(now):
-            self._round = self._loop.create_task(self._update(now))
+            self._round = hidden(self._loop.create_task(self._update(now)))
         self._is_fast = bool(self._runs.executing)
         if self._is_fast:
             self._timer = self._loop.call_later(TICK, self._tick)

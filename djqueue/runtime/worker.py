@@ -27,6 +27,7 @@ from .handlers import Handlers, read_handlers
 from .leases import LeaseTable
 from .loops import run_loop
 from .maintenance import Maintenance, UnhandledWatch
+from .owntasks import hidden
 from .reports import Meter, Reports
 from .runs import AttemptCount, Run, Runs, Stop
 from .shutdown import Shutdown
@@ -380,7 +381,7 @@ class Worker:
 
     async def _claim_until_done(self) -> None:
         # A task of its own, so that cancelling the worker does not cancel calls of the storage.
-        claiming = asyncio.ensure_future(self.claim_loop.run())
+        claiming = hidden(asyncio.create_task(self.claim_loop.run()))
         self.shutdown.cancel_claiming = claiming.cancel
         try:
             await asyncio.shield(claiming)

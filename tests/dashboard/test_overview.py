@@ -1,8 +1,10 @@
 """The overview: health, stuck queues, errors and alerts."""
 
 import re
+from html import unescape
 
 import pytest
+from django.urls import resolve
 
 from djqueue import Queue
 from djqueue.client import get_storage
@@ -10,6 +12,7 @@ from djqueue.core import workers
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.metrics import MINUTE
+from djqueue.core.overview import Finding
 from djqueue.core.units import to_datetime
 from djqueue.core.workers import SILENT_AFTER, RunningJob, WorkerInfo
 from djqueue.dashboard import boards, rights
@@ -18,6 +21,7 @@ from djqueue.models import CronJob
 from djqueue.operations.annotations import annotate
 from tests.dashboard.acting import fail
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
+from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.django_db
 
@@ -52,6 +56,99 @@ def test_overview_shows_health_of_storage(client, anywhere):
     assert found["Storage"] == ("reachable", "ok")
     assert "Scheduler" not in found
     assert found["Workers"] == ("0", "bad")
+
+
+REMEDY = "Free <space> on the disk."
+LOST = Finding("health.storage", "error", "keys were flushed: <jobs> are lost", "Restore a backup.")
+
+
+def refuse_writes():
+    error = StorageUnavailableError(f"the disk is full. {REMEDY}")
+    error.remedy = REMEDY
+    raise error
+
+
+def let_jobs_wait_without_worker():
+    Queue("emails").enqueue(1)
+    enqueued = SYSTEM_CLOCK.now()
+    eventually(lambda: SYSTEM_CLOCK.now() > enqueued + 1)
+
+
+def let_worker_leave_jobs():
+    get_storage().workers.register(WorkerInfo("w1", "host", 7, None, ("emails",), 4, SYSTEM_CLOCK.now()))
+    let_jobs_wait_without_worker()
+
+
+PROBLEMS = {
+    "refused writes": (refuse_writes, "The storage cannot be used: the disk is full.", REMEDY),
+    "lost keys": (lambda: [LOST], "Keys were flushed: <jobs> are lost", "Restore a backup."),
+    "no worker": (let_jobs_wait_without_worker, "No live worker serves queue 'emails'", "--queues emails"),
+    "no claims": (let_worker_leave_jobs, "no job has been claimed, although workers", "Look at the log"),
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_pages_show_the_problems_that_health_checks_find(client, anywhere, settings, monkeypatch, problem):
+    settings.DJQUEUE = {**settings.DJQUEUE, "HEALTH": {"MAX_WAIT": 0.001, "TIMEOUT": PATIENCE}}
+    cause, reason, remedy = PROBLEMS[problem]
+    assert "<h2>Problems</h2>" not in shown(client).content.decode()
+    if problem in ("refused writes", "lost keys"):
+        monkeypatch.setattr(get_storage(), "probe", cause)
+        level = ("has problems", "bad")
+    else:
+        cause()
+        level = ("reachable", "ok")
+    read_cache.clear()
+
+    assert health(client)["Storage"] == level
+    for name in ("changelist", "storage"):
+        html = unescape(client.get(address(BY_NAME[name])).content.decode())
+        [section] = re.findall("<h2>Problems</h2>.*?</section>", html, re.DOTALL)
+        assert 'class="djq-level-bad"' in section
+        assert reason in section.replace("The <", "the <")
+        assert remedy in section
+
+
+def test_problems_of_hidden_queues_or_without_the_storage_permission_are_not_shown(
+    client, memory, settings, monkeypatch
+):
+    monkeypatch.setattr(get_storage(), "probe", lambda: [LOST])
+    assert "Keys were flushed" in shown(client).content.decode()
+    page = logged_in(one_with(rights.VIEW))
+    html = shown(page).content.decode()
+    assert "has problems" in html
+    assert "Keys were flushed" not in html
+
+    Queue("secret").enqueue(1)
+    seen = {"QUEUE_FILTER": lambda _request, name: name != "secret"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
+    assert "Keys were flushed" not in shown(client).content.decode()
+
+
+def test_page_without_data_shows_why_the_storage_cannot_be_read(client, memory, monkeypatch):
+    def away(*_args, **_kwargs):
+        raise StorageUnavailableError("canceled")
+
+    locked = Finding("health.storage", "error", "the table is locked by the session 7", "End it.")
+    monkeypatch.setattr(get_storage(), "probe", lambda: [locked])
+    monkeypatch.setattr(get_storage().reads, "overview", away)
+    for name in ("changelist", "queues"):
+        html = client.get(address(BY_NAME[name])).content.decode()
+        assert "The table is locked by the session 7" in html
+        assert "End it." in html
+
+
+def test_storage_page_shows_problems_of_the_configuration(client, memory, monkeypatch):
+    small = Finding("djqueue.W021", "warning", "The pool has 3 connections.", "Set max_size.")
+    monkeypatch.setattr("djqueue.checks._pools", lambda _settings: [small])
+    html = client.get(address(BY_NAME["storage"])).content.decode()
+    assert re.search('class="djq-level-warn"[^>]*>! The pool has 3 connections.*Set max_size', html)
+
+
+def test_pages_that_only_show_data_are_not_in_a_transaction():
+    [changelist, edit] = [resolve(address(BY_NAME[name])).func for name in ("changelist", "edit_now")]
+    assert "default" in changelist._non_atomic_requests
+    assert not hasattr(edit, "_non_atomic_requests")
 
 
 def test_overview_says_that_no_scheduler_is_running(client, settings, tmp_path):

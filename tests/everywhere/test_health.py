@@ -109,6 +109,13 @@ def test_claims_within_the_last_minute_pass_the_claims_check(storage: Storage) -
     assert failed() == []
 
 
+def test_claims_check_fails_at_most_half_a_minute_late() -> None:
+    for max_wait in (60_000, 120_000):
+        spans = [at - healthchecks.counted_from(at, max_wait) for at in range(600_000, 660_000, 500)]
+        assert max_wait - 30_000 <= min(spans)
+        assert max(spans) < max_wait + 30_000
+
+
 @pytest.mark.parametrize("limits", [{"concurrency": 1}, {"rate": "1/h"}], ids=lambda given: next(iter(given)))
 def test_jobs_held_back_by_a_limit_are_healthy(storage: Storage, limits: dict[str, Any]) -> None:
     from djqueue import Queue

@@ -10,6 +10,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.runtime import shutdown
 from djqueue.runtime.executors import inline
 from djqueue.runtime.loops import run_loop
+from djqueue.runtime.owntasks import all_tasks
 from tests.runtime.running import HANDLER, messages, new_threads, reached, record, work_off, working
 from tests.support import PATIENCE, aeventually, eventually
 
@@ -220,7 +221,7 @@ def test_event_loop_of_the_worker_ends_although_a_task_does_not(storage, queue, 
         worker.stop()
         await running
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
-        return asyncio.all_tasks()
+        return all_tasks(asyncio.get_running_loop())
 
     leftovers = run_loop(main(), pytest.fail)
 

@@ -8,17 +8,15 @@ from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from djqueue.client import get_storage
 from djqueue.conf import get_settings
-from djqueue.core.errors import StorageError
 from djqueue.core.metrics import Bucket, Percentile
 from djqueue.core.states import State
 from djqueue.core.workers import RunningJob, WorkerInfo, unserved
-from djqueue.dashboard import boards, charts, reading, rendering, rights
-from djqueue.dashboard.reading import read_cache
+from djqueue.dashboard import boards, charts, findings, reading, rendering, rights
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.views import deadletters, schedules
 from djqueue.dashboard.views.workers import worker_rows
+from djqueue.operations.healthchecks import STORAGE, HealthReport
 
 pages = Pages()
 
@@ -33,7 +31,7 @@ STUCK = 3_600_000
 AGES = 10_000
 """Milliseconds for which the chart may show the same ages of waiting jobs."""
 SLOW_READ_TTL = 15_000
-"""Milliseconds before slow reads are repeated: the storage's diagnostics and the groups of errors."""
+"""Milliseconds before the groups of errors are read again."""
 
 
 class Fact(NamedTuple):
@@ -77,6 +75,7 @@ def _parts(request: HttpRequest) -> Hashable:
 @pages.show("changelist", "", rights.VIEW, gettext_lazy("Overview"), _parts)
 def overview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Show the overview."""
+    checks = findings.start_checks()
     cached = boards.board(request)
     board = cached.value
     hour = board.series()
@@ -89,10 +88,13 @@ def overview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     silent = _silent(board, workers)
     annotations = charts.annotations_within(hour)
     unhandled = sorted((one for line in board.lines for one in line.unhandled), key=lambda one: -one.jobs)
+    report, found = findings.of_page(request, checks)
+    storage = _storage(request, site, cached, report)
     context: dict[str, Any] = {
+        "findings": found,
         "board": board,
         "facts": _facts(site, board, hour),
-        "health": _health(request, site, board, workers, len(silent), len(overdue)),
+        "health": _health(storage, site, board, workers, len(silent), len(overdue)),
         "series": hour,
         "annotations": annotations,
         "worst": worst,
@@ -155,7 +157,7 @@ def _stuck(board: boards.Board, workers: Sequence[WorkerInfo]) -> list[StuckJob]
 
 
 def _health(
-    request: HttpRequest,
+    storage: Fact,
     site: DashboardSite,
     board: boards.Board,
     seen: Sequence[WorkerInfo],
@@ -173,9 +175,9 @@ def _health(
     lost = sum(bucket.stalled for bucket in board.series())
     slow = "bad" if late else "warn" if oldest >= get_settings().health.max_wait else "ok"
     facts = [
-        _storage(request, site),
+        storage,
         Fact(_("Oldest waiting job"), waits, site.url("queues", sort="age"), slow, at=since),
-        Fact(_("Workers"), live, workers, "ok" if live else "bad"),
+        Fact(_("Workers"), live, workers, "ok" if seen else "bad"),
         Fact(_("Silent workers"), silent, workers, "bad" if silent else "ok"),
         Fact(
             _("Attempts lost with their worker, last hour"),
@@ -204,17 +206,15 @@ def _queues(site: DashboardSite, names: Sequence[str]) -> str:
     return site.url("queue", names[0]) if len(names) == 1 else site.url("queues", sort="age")
 
 
-def _storage(request: HttpRequest, site: DashboardSite) -> Fact:
-    """Return whether the storage answers."""
+def _storage(
+    request: HttpRequest, site: DashboardSite, read: reading.CachedRead[boards.Board], report: HealthReport
+) -> Fact:
+    """Return whether the storage answers, and accepts jobs."""
     url = site.url("storage") if site.may_open(request, "storage") else ""
-    try:
-        cached = read_cache.read(
-            "diagnostics", lambda: get_storage().reads.diagnostics(), fresh=SLOW_READ_TTL
-        )
-    except StorageError:
+    if read.error:
         return Fact(_("Storage"), _("unreachable"), url, "bad")
-    if cached.error:
-        return Fact(_("Storage"), _("unreachable"), url, "bad")
+    if report.status(STORAGE) != "ok":
+        return Fact(_("Storage"), _("has problems"), url, "bad")
     return Fact(_("Storage"), _("reachable"), url, "ok")
 
 

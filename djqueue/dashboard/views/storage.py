@@ -9,22 +9,26 @@ from djqueue.client import get_storage
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.overview import OK, WARN, DiagnosticLine
 from djqueue.core.units import to_milliseconds
-from djqueue.dashboard import diagnostics, rendering, rights
+from djqueue.dashboard import diagnostics, findings, rendering, rights
 from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import rows_of
 from djqueue.models import OutboxJob
+from djqueue.operations.doctor import configuration_problems
 
 pages = Pages()
 MAX_COUNTED = 10_000
 """Rows that are counted."""
+CONFIGURATION_TTL = 60_000
+"""Milliseconds before the system checks run again."""
 OUTBOX_LATE = 60_000
 """Milliseconds after which a job should have left the outbox."""
 
 
 @pages.show("storage", "storage/", rights.STORAGE, gettext_lazy("Storage"))
 def storage(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Show the storage's diagnostics."""
+    """Show problems, and the storage's diagnostics."""
+    checks = findings.start_checks()
     cached = read_cache.read("diagnostics", lambda: get_storage().reads.diagnostics(), fresh=5_000)
     groups: dict[str, list[DiagnosticLine]] = {}
     for line in cached.value.lines:
@@ -32,7 +36,13 @@ def storage(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         groups.setdefault(shown.group, []).append(shown)
     if get_storage().capabilities.has_outbox and (backlog := outbox_lines(cached.value.backend)):
         groups[_("Outbox")] = backlog
-    context = {"groups": list(groups.items()), "about": get_storage().describe()}
+    found = findings.of_page(request, checks)[1]
+    configured = read_cache.read("configuration", configuration_problems, fresh=CONFIGURATION_TTL)
+    context = {
+        "groups": list(groups.items()),
+        "about": get_storage().describe(),
+        "findings": [*found, *configured.value],
+    }
     return site.render(request, "storage.html", _("Storage"), context, tab="storage", read=cached)
 
 

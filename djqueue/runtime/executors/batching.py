@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from djqueue.core.errors import UnrecoverableError
 from djqueue.core.logs import frames_of
 from djqueue.runtime.handlers import Handler, call_arguments
+from djqueue.runtime.owntasks import hidden
 from djqueue.runtime.runs import CURRENT, JobContext, Run, Stop
 
 from .execution import isolate_context
@@ -130,7 +131,7 @@ class Batcher:
             self._calls[run] = call
             # The timeout counts from the call.
             self._set_deadline(run)
-        call.task = asyncio.get_running_loop().create_task(self._run(call))
+        call.task = hidden(asyncio.create_task(self._run(call)))
 
     async def _run(self, call: BatchCall) -> None:
         # A batch has no single current job.

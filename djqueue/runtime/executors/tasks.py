@@ -9,6 +9,7 @@ from typing import Any
 
 from djqueue.core.job import Outcome
 from djqueue.runtime.context import WorkerContext
+from djqueue.runtime.owntasks import hidden
 from djqueue.runtime.runs import CURRENT, Run
 
 from .connections import DatabaseThreads, ThreadBinding
@@ -38,7 +39,7 @@ class TaskExecutor:
         """Start a run, which may have ended when this returns."""
         task = self._new_task(self._run(run), name=run.claimed.id)
         if not task.done():
-            run.task = task
+            run.task = hidden(task)
 
     def adopt(self, run: Run, awaitable: Awaitable[Any]) -> None:
         """Continue a run whose handler returned an awaitable, on a thread."""
@@ -111,7 +112,7 @@ class TaskExecutor:
         if run.stop and isinstance(awaitable, Coroutine):
             awaitable.close()
         run.handler = run.handler.continued(rest)
-        run.task = self._loop.create_task(self._run(run), context=context)
+        run.task = hidden(self._loop.create_task(self._run(run), context=context))
 
     async def _clean(
         self, run: Run | None, threads: DatabaseThreads, binding: ThreadBinding, *, interrupted: bool

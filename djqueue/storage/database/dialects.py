@@ -23,6 +23,7 @@ from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.threads import after_fork
 from djqueue.storage.tables.dialects import OnSqlite
+from djqueue.storage.tables.locks import WHOLE_TABLE
 
 try:
     import fcntl
@@ -84,8 +85,6 @@ LOCK_HOLDERS = """
     ORDER BY 6 NULLS LAST, a.xact_start LIMIT 1
 """
 """The session that held up others: one with a lock of a whole table, or with the oldest transaction."""
-WHOLE_TABLE = ["AccessExclusiveLock", "ExclusiveLock", "ShareRowExclusiveLock", "ShareLock"]
-"""Modes of locks that keep all others from writing to a table."""
 AT_ONCE = "; SET LOCAL lock_timeout = '250ms'"
 """Lets a transaction of PostgreSQL wait for others like itself, but for none that stays open."""
 SAVEPOINT = "djqueue"

@@ -4,7 +4,7 @@
 `stored.by_keys`, or taken from the claims.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from djqueue.core.enginejob import letter_of
@@ -435,7 +435,11 @@ BELONGINGS = ("djqueue_job_result", "djqueue_job_attempt", "djqueue_job_log", "d
 def move(tx: Tx, queue: str, ids: Sequence[str], to: str) -> list[str]:
     """Move pending jobs, or dead letters, to the end of another queue; return what became of each."""
     locked = stored.by_ids(tx, queue, ids)
-    return [_move(tx, queue, id, to) if id in locked else "not_found" for id in ids]
+    answers = [_move(tx, queue, id, to) if id in locked else "not_found" for id in ids]
+    moved = {(queue, id): (to, id) for id, answer in zip(ids, answers, strict=True) if answer == "moved"}
+    if moved:
+        _rename_in_letters(tx, moved)
+    return answers
 
 
 def _move(tx: Tx, queue: str, id: str, to: str) -> str:
@@ -523,17 +527,36 @@ def _rename(tx: Tx, old: JobKey, new: JobKey) -> None:
     pks = [pk for (pk,) in tx.rows(f"SELECT DISTINCT dependent {waiting}", *old)]
     if not pks:
         return
-    changed = []
-    for dependent in stored.by_keys(tx, pks):
-        keys = dict.fromkeys(new if key == old else key for key in dependent.options.depends_on)
-        options = replace(dependent.options, depends_on=tuple(keys))
-        changed.append((rows.pack_options(options), dependent.pk))
-    tx.many("UPDATE djqueue_job SET options = ? WHERE id = ?", changed)
+    _rename_in_options(tx, stored.by_keys(tx, pks), {old: new})
     tx.run(
         "UPDATE djqueue_dependency SET queue = ?, job_id = ? WHERE queue = ? AND job_id = ? AND NOT met",
         *new,
         *old,
     )
+
+
+def _rename_in_letters(tx: Tx, moved: Mapping[JobKey, JobKey]) -> None:
+    """Make the failed jobs that a retry would let wait for moved ones wait for them under their new keys."""
+    failed: dict[str, dict[str, str]] = {}
+    for queue, id, unmet in tx.rows("SELECT queue, job_id, unmet FROM djqueue_dead_letter WHERE unmet <> ''"):
+        keys = rows.unpack_keys(unmet)
+        if not moved.keys().isdisjoint(keys):
+            failed.setdefault(queue, {})[id] = rows.pack_keys([moved.get(key, key) for key in keys])
+    for queue, letters in sorted(failed.items()):
+        _rename_in_options(tx, stored.by_ids(tx, queue, list(letters)).values(), moved)
+        tx.many(
+            "UPDATE djqueue_dead_letter SET unmet = ? WHERE queue = ? AND job_id = ?",
+            [(unmet, queue, id) for id, unmet in letters.items()],
+        )
+
+
+def _rename_in_options(tx: Tx, dependents: Iterable[StoredJob], moved: Mapping[JobKey, JobKey]) -> None:
+    changed = []
+    for dependent in dependents:
+        keys = dict.fromkeys(moved.get(key, key) for key in dependent.options.depends_on)
+        options = replace(dependent.options, depends_on=tuple(keys))
+        changed.append((rows.pack_options(options), dependent.pk))
+    tx.many("UPDATE djqueue_job SET options = ? WHERE id = ?", changed)
 
 
 # Dependencies: what the end of a job does to those that wait for it.

@@ -161,7 +161,9 @@ def no_answer(error: Exception, connections: Connections) -> StorageUnavailableE
     """Return the error for a server that cannot be reached, or does not do what it is asked to."""
     known = condition(error)
     text = "refuses access" if is_refusal(error) else "does not answer" if known is None else known.text
-    return StorageUnavailableError(f"{connections.describe()} {text}: {with_remedy(error)}")
+    raised = StorageUnavailableError(f"{connections.describe()} {text}: {with_remedy(error)}")
+    raised.remedy = remedy(error)
+    return raised
 
 
 def with_remedy(error: BaseException) -> str:

@@ -9,7 +9,9 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from time import monotonic
+from typing import Any
 
 from django.db import Error, connections
 
@@ -24,8 +26,11 @@ from djqueue.core.job import DeadLetterRecord
 from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.options import JobKey
+from djqueue.core.overview import Finding
+from djqueue.storage.tables.dberrors import LOCKED, named, remedy
 from djqueue.storage.tables.dialects import Dialect
 from djqueue.storage.tables.leaderlease import LeaderLease, LeaderLeaseLostError
+from djqueue.storage.tables.locks import LOCKED_FOR, locked_file, locked_tables, problem
 
 from .changes import MODELS, Done, TableChange, UnwrittenChanges
 from .metrics import StoredMetrics
@@ -80,6 +85,8 @@ class TableJournal(Journal):
         self._closing = False
         self._give_up_at = math.inf
         self._failure: Exception | None = None
+        self._began = math.inf
+        """When the transaction under way began."""
         self._thread = threading.Thread(target=self._run, name="djqueue-journal", daemon=True)
 
     def start(self, known: set[str]) -> None:
@@ -118,6 +125,25 @@ class TableJournal(Journal):
     def failure(self) -> Exception | None:
         """The error of the last attempt to write; None if it succeeded."""
         return self._failure
+
+    def problems(self) -> list[Finding]:
+        """Return what keeps changes from being written: who has locked the tables, otherwise the error."""
+        failure, waits = self._failure, monotonic() - self._began
+        if failure is None and waits < LOCKED_FOR:
+            return []
+        alias = self._dialect.alias
+        found: list[Finding] = []
+        if self._dialect.connection.vendor == "postgresql":
+            found = list(locked_tables(partial(_rows, alias)))
+        elif self._dialect.connection.vendor == "sqlite" and (failure is None or LOCKED.search(str(failure))):
+            found = list(locked_file(alias))
+        if found:
+            return found
+        if failure is None:
+            text = f"nothing could be written to the database {alias!r} for {waits:.0f} s"
+            return [problem(text, "Check whether its server hangs or is overloaded.")]
+        what_to_do = remedy(alias, failure) if isinstance(failure, Error) else "See the log of runworkers."
+        return [problem(str(self._unwritten(failure)), what_to_do)]
 
     # Changes of the engine.
 
@@ -325,6 +351,7 @@ class TableJournal(Journal):
     def flush(self) -> None:
         """Write everything that has changed, in one transaction. Raises the error if that fails."""
         with self._flushing:
+            self._began = monotonic()
             changes, metrics = self._changes, self._metrics.take()
             try:
                 changes, tables = self._cut()
@@ -336,6 +363,8 @@ class TableJournal(Journal):
                 self._metrics.give_back(metrics)
                 self._fail(changes, error)
                 raise
+            finally:
+                self._began = math.inf
             self._succeed(changes)
 
     def _cut(self) -> tuple[UnwrittenChanges, list[TableChange]]:
@@ -410,3 +439,13 @@ class TableJournal(Journal):
             self._changed.notify_all()
         for done in waiting:
             done(error)
+
+
+def _rows(alias: str, statement: str, *given: list[str]) -> list[tuple[Any, ...]]:
+    try:
+        with named(alias), connections[alias].cursor() as cursor:
+            cursor.execute(statement.replace("?", "%s"), given)
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+            return rows
+    finally:
+        connections[alias].close()  # The thread of a client's calls would keep it.

@@ -38,7 +38,14 @@ OPERATIONS = {
     for facet, protocol in FACETS.items()
     for name, member in vars(protocol).items()
     if callable(member) and not name.startswith("_")
-} - SUBSCRIPTIONS - ASYNC_READS | {"renew", "report", "sweep", "snapshots.is_empty", "outbox_written"}
+} - SUBSCRIPTIONS - ASYNC_READS | {
+    "renew",
+    "report",
+    "sweep",
+    "probe",
+    "snapshots.is_empty",
+    "outbox_written",
+}
 """Operations that are the same in the scheduler and elsewhere. `emit`, `enqueue` and `finish` are not."""
 QUEUE_SETTINGS = frozenset(
     {"queues.pause", "queues.resume", "queues.pause_key", "queues.resume_key", "queues.set_limits"}

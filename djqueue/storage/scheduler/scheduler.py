@@ -31,7 +31,7 @@ from djqueue.core.job import (
 from djqueue.core.logs import Log
 from djqueue.core.messages import gettext_noop as _
 from djqueue.core.metrics import Tiers
-from djqueue.core.overview import WARN, DiagnosticLine, Diagnostics
+from djqueue.core.overview import WARN, DiagnosticLine, Diagnostics, Finding
 from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
 from djqueue.storage.enginesnapshots import EngineSnapshots
 from djqueue.storage.facets import WORKER_TTL, Unsubscribe
@@ -349,6 +349,10 @@ class JobScheduler:
         """Return claimed jobs that no worker has received, given in the order of their claims."""
         # Each goes before all others.
         self.engine.finish([Outcome(one.queue, one.id, one.token, "release") for one in reversed(claims)])
+
+    def probe(self) -> list[Finding]:
+        """Return what keeps the tables from being written. Jobs are accepted until too many are unwritten."""
+        return self.journal.problems()
 
     def outbox_written(self) -> None:
         """Let the relay look for jobs in the outbox."""

@@ -29,6 +29,7 @@ from djqueue.core.job import (
 from djqueue.core.logs import Log
 from djqueue.core.messages import shown_name
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
+from djqueue.core.overview import Finding
 from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
 from djqueue.core.states import State
 from djqueue.core.threads import after_fork
@@ -319,6 +320,10 @@ class SchedulerStorage(Storage):
         return self.client.subscriptions.subscribe(
             operation, args, handler, min(CONFIRM_TIMEOUT, self._timeout)
         )
+
+    def probe(self) -> Sequence[Finding]:
+        found: Sequence[Finding] = self.call("probe")
+        return found
 
     def sweep(self) -> Swept:
         swept: Swept = self.call("sweep")

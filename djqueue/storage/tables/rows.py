@@ -13,7 +13,7 @@ from djqueue.codecs import decode
 from djqueue.core.enginejob import EngineJob, ItemStream
 from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure, JobRecord
 from djqueue.core.metrics import COUNTS, PARTS, Values
-from djqueue.core.options import MSGPACK, JobOptions
+from djqueue.core.options import MSGPACK, JobKey, JobOptions
 from djqueue.core.overview import Totals
 from djqueue.core.pages import JobSummary
 from djqueue.core.policies import NO_LIMIT, Keep, KeepResults, KeyLimit, Rate
@@ -197,7 +197,7 @@ def letter_row(job: EngineJob, letter: DeadLetterRecord) -> Row:
         letter.expires_at,
         letter.retries,
         letter.next_retry_at or None,
-        json.dumps(letter.unmet) if letter.unmet else "",
+        pack_keys(letter.unmet),
     )
 
 
@@ -344,7 +344,7 @@ def letter_from_row(row: Row) -> DeadLetterRecord:
     """Convert a row of `LETTER` to a dead letter."""
     queue, job_id, name, reason, error_type, message, entered_at, expires_at, retries, next_retry, unmet = row
     again = next_retry or 0
-    keys = tuple((other, one) for other, one in json.loads(unmet)) if unmet else ()
+    keys = unpack_keys(unmet)
     return DeadLetterRecord(
         queue, job_id, reason, entered_at, expires_at, retries, again, name, error_type, message, keys
     )
@@ -461,3 +461,14 @@ def _unpack_histogram(data: bytes) -> list[int]:
     """Return the sum of a histogram, then all its parts."""
     numbers: list[int] = msgpack.unpackb(bytes(data))
     return numbers + [0] * (1 + PARTS - len(numbers))
+
+
+def pack_keys(keys: Iterable[JobKey]) -> str:
+    """Return the dependencies of a dead letter as they are stored."""
+    unmet = list(keys)
+    return json.dumps(unmet) if unmet else ""
+
+
+def unpack_keys(stored: str) -> tuple[JobKey, ...]:
+    """Return the dependencies of a dead letter."""
+    return tuple((queue, id) for queue, id in json.loads(stored)) if stored else ()

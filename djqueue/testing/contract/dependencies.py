@@ -443,6 +443,31 @@ class DependenciesContract(StorageCase):
         swept_clean(storage)
         assert counts(storage) == {State.BLOCKED: 1}
 
+    def test_dependent_of_a_moved_dead_letter_waits_for_it_when_both_are_retried(
+        self, storage: Storage
+    ) -> None:
+        job_id = self.retriable(storage)
+        assert storage.jobs.move(UPSTREAM, ["first"], "elsewhere") == ["moved"]
+
+        assert storage.jobs.retry(QUEUE, [job_id], dry_run=True) == ["blocked_again"]
+        assert storage.jobs.retry(QUEUE, [job_id]) == ["blocked_again"]
+        swept_clean(storage)
+        assert state(storage, job_id) is State.BLOCKED
+
+        assert storage.jobs.retry("elsewhere", ["first"]) == ["retried"]
+        finish(storage, completing(claim_one(storage, queues=["elsewhere"])))
+        assert claim_one(storage).id == job_id
+
+    def test_dependent_is_retried_after_its_moved_dependency_has_completed(self, storage: Storage) -> None:
+        job_id = self.retriable(storage)
+        storage.jobs.move(UPSTREAM, ["first"], "elsewhere")
+        storage.jobs.retry("elsewhere", ["first"])
+        finish(storage, completing(claim_one(storage, queues=["elsewhere"])))
+
+        assert storage.jobs.retry(QUEUE, [job_id], dry_run=True) == ["retried"]
+        assert storage.jobs.retry(QUEUE, [job_id]) == ["retried"]
+        assert claim_one(storage).id == job_id
+
     def test_retried_dependent_runs_after_its_retried_dependency_completes(self, storage: Storage) -> None:
         job_id = self.retriable(storage)
         storage.jobs.retry(QUEUE, [job_id])

@@ -1,5 +1,7 @@
 """The write buffer: what is written again after an error, and who waits for it."""
 
+import threading
+
 import pytest
 from django.db import OperationalError
 from django.db.models import QuerySet
@@ -23,6 +25,7 @@ from djqueue.testing.factories import (
     retrying,
     state,
 )
+from tests.support import PATIENCE, eventually
 
 from .recovered import check_recovery
 
@@ -110,6 +113,39 @@ def wait_for(journal):
             return journal.wait()
         except StorageUnavailableError:
             continue
+
+
+def test_probe_returns_what_keeps_changes_from_being_written(storage, monkeypatch):
+    def broken(*_):
+        raise OperationalError("database or disk is full")
+
+    assert list(storage.probe()) == []
+    with monkeypatch.context() as patched:
+        patched.setattr(TableJournal, "_write", broken)
+        enqueue(storage, id="a")
+        [found] = eventually(storage.probe)
+        assert "cannot be written to: database or disk is full" in found.text
+        assert found.hint == "Free space on the disk of the database."
+    eventually(lambda: not storage.probe())
+
+
+def test_probe_returns_that_a_change_has_been_under_way_for_long(storage, make_storage, monkeypatch):
+    write, released = TableJournal._write, threading.Event()
+
+    def hanging(*given):
+        released.wait(PATIENCE)
+        write(*given)
+
+    monkeypatch.setattr(TableJournal, "_write", hanging)
+    client = make_storage()
+    enqueue(storage, id="a")
+    assert list(client.probe()) == []  # It is not long ago.
+    monkeypatch.setattr("djqueue.storage.scheduler.journal.LOCKED_FOR", 0)
+    [found] = eventually(client.probe)
+    released.set()
+    assert found.id == "health.storage"
+    assert "nothing could be written" in found.text or "is locked" in found.text
+    eventually(lambda: not client.probe())
 
 
 def test_durable_enqueue_waits_for_the_commit(storage):

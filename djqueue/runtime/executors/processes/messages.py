@@ -17,6 +17,7 @@ from djqueue.core.logs import MAX_TRACEBACK
 from djqueue.core.units import MAX_DURATION
 from djqueue.runtime.dependencies import Records
 from djqueue.runtime.emitting import RunItems
+from djqueue.runtime.owntasks import hidden
 from djqueue.runtime.reports import MAX_LINE
 from djqueue.runtime.runs import Run, Stop
 from djqueue.runtime.tracebacks import MAX_MESSAGE, clean
@@ -230,7 +231,7 @@ class JobMessages:
                 self._link.send(frame)
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = self._loop.create_task(coroutine)
+        task = hidden(self._loop.create_task(coroutine))
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
         return task

@@ -1,10 +1,11 @@
-"""Settings of the demo project: SQLite, files, and djqueue with no setting of its own.
+"""Settings of the demo project: SQLite, files, and the limits of a few queues.
 
 `make demo ARGS="--storage …"` puts another storage in their place.
 """
 
 import os
 from pathlib import Path
+from typing import Any
 
 BASE_DIR = Path(__file__).resolve().parent
 
@@ -99,6 +100,18 @@ EMAIL_BACKEND = "django.core.mail.backends.filebased.EmailBackend"
 EMAIL_FILE_PATH = VAR_DIR / "mail"
 DEFAULT_FROM_EMAIL = "claims@flights.example"
 
+# The release that is deployed; the demo's command deploys others as time goes by.
+RELEASE = os.environ.get("DJQUEUE_DEMO_RELEASE", "2.3.4")
+
+DJQUEUE: dict[str, Any] = {
+    "VERSION": RELEASE,
+    "MODULES": ["passengers"],
+    "QUEUES": {
+        "letters": {"RATE": "4/s", "KEY_CONCURRENCY": 1},
+        "ratings": {"CONCURRENCY": 3},
+    },
+}
+
 # Set by the demo's command, which starts the server.
 STORAGE = os.environ.get("DJQUEUE_DEMO_STORAGE", "sqlite")
 PORT = os.environ.get("DJQUEUE_DEMO_PORT", "")
@@ -111,11 +124,9 @@ if STORAGE == "postgres":
         "USER": "djqueue",
     }
 elif STORAGE == "redis":
-    DJQUEUE = {
-        "STORAGE": {
-            "BACKEND": "djqueue.storage.redis.RedisStorage",
-            "OPTIONS": {"URL": f"redis://127.0.0.1:{PORT}/0"},
-        }
+    DJQUEUE["STORAGE"] = {
+        "BACKEND": "djqueue.storage.redis.RedisStorage",
+        "OPTIONS": {"URL": f"redis://127.0.0.1:{PORT}/0"},
     }
 elif STORAGE == "scheduler":
-    DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.scheduler.SchedulerStorage"}}
+    DJQUEUE["STORAGE"] = {"BACKEND": "djqueue.storage.scheduler.SchedulerStorage"}

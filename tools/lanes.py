@@ -92,8 +92,9 @@ CHANGES = {
     ),
     "spark": (
         *("pyproject.toml", "djqueue/contrib/spark/", "demo_project/spark/", "tests/contrib/spark/"),
-        *("djqueue/storage/staging.py", "djqueue/storage/bulkwrites.py"),
-        *("djqueue/storage/export.py", "djqueue/storage/sparktables.py", "scripts/find-java.sh"),
+        *("djqueue/storage/staging.py", "djqueue/storage/bulkwrites.py", "djqueue/storage/export.py"),
+        *("djqueue/storage/database/staging.py", "djqueue/storage/redis/bulkwrites.py"),
+        *("djqueue/storage/sparktables.py", "scripts/find-java.sh"),
     ),
 }
 """The lanes that run only after a change of their code, `make test-LANE` each, and the paths of that code."""

@@ -1,6 +1,9 @@
 """Run the demo: prepare the database, enqueue, serve the admin, work the jobs, tell how it goes.
 
-`--check` does the same in a fresh directory, and ends by itself with counts that must add up.
+Then a little business goes on until Ctrl-C: letters, payments and workflows, with a deploy that brings an
+error, another one that mends it, an airline in trouble, a paused queue, and workers that are killed.
+
+`--check` runs the first part in a fresh directory, and ends by itself with counts that must add up.
 """
 
 import argparse
@@ -12,7 +15,7 @@ from pathlib import Path
 
 import django
 
-from .children import free_port
+from .children import PORT, free_port
 from .terminal import VAR, end_with
 
 PLACE = Path(__file__).resolve().parents[1] / "var"
@@ -33,7 +36,7 @@ def main() -> int:
         django.setup()
         from .run import check, stay_up  # needs the settings and the models
 
-        return check(options.flights) if options.check else stay_up(options.flights)
+        return check(options.flights) if options.check else stay_up(options.flights, options.port)
 
 
 def parse() -> argparse.Namespace:
@@ -49,6 +52,12 @@ def parse() -> argparse.Namespace:
         choices=STORAGES,
         default="sqlite",
         help="where the jobs are (default: sqlite); starts the server that it needs",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=PORT,
+        help=f"port of the admin, or a free one (default: {PORT})",
     )
     return parser.parse_args()
 

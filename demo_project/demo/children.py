@@ -13,7 +13,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, build_opener
 
 MANAGE = Path(__file__).resolve().parent.parent / "manage.py"
-HOST = "127.0.0.1"
+HOST, PORT = "127.0.0.1", 8000
 STARTUP_SECONDS = 30
 SHUTDOWN_SECONDS = 20
 POLL_SECONDS = 0.1
@@ -107,6 +107,15 @@ class Children:
         child = Child(name, *command, log=log, debug=debug, user=user)
         self._children.append(child)
         return child
+
+    def stop(self, name: str) -> None:
+        """End the children with a name, and forget them."""
+        ended = [child for child in self._children if child.name == name]
+        for child in ended:
+            child.terminate()
+        for child in ended:
+            child.wait(time.monotonic() + SHUTDOWN_SECONDS)
+            self._children.remove(child)
 
     def expect_running(self) -> None:
         for child in self._children:

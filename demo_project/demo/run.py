@@ -1,8 +1,11 @@
 """The two ways to run the demo: staying up for a person, or checking its own counts."""
 
+import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from django.conf import settings
@@ -11,29 +14,31 @@ from django.core.management import CommandError, call_command
 
 from demo_project.flights.models import Flight
 
+from .business import FIRST_RELEASE, Business
 from .children import HOST, Child, ChildError, Children, free_port, wait_for_page
 from .progress import Progress
 from .servers import postgres_in, redis_in
 from .tally import differences, table, tally
 
 CONCURRENCY = "8"
-PORT = 8000
 PROGRESS_SECONDS = 1.0
 ADMIN_NAME = ADMIN_PASSWORD = "admin"
 
 
-def stay_up(flights: int | None) -> int:
-    """Serve the admin and work the jobs until Ctrl-C; 1 if something fails before."""
+def stay_up(flights: int | None, port: int) -> int:
+    """Serve the admin and run the business until Ctrl-C; 1 if something fails before."""
     try:
         with server_of_storage(), Children(Path(settings.VAR_DIR) / "log") as children:
             prepare(flights)
-            start_server(children, free_port(PORT))
-            children.start("workers", "runworkers", "--concurrency", CONCURRENCY)
+            start_server(children, free_port(port))
+            start_workers(children)
             progress = Progress()
             follow_until_done(children, progress)
             print(table(tally(Flight.objects.count())))
-            print("All jobs are done. Server and workers stay up until Ctrl-C.", flush=True)
-            follow_for_ever(children, progress)
+            print("All jobs are done. The business goes on until Ctrl-C.", flush=True)
+            business = Business(partial(deploy, children))
+            business.begin()
+            follow_for_ever(children, business.go_on)
     except (ChildError, CommandError) as error:
         print(error, file=sys.stderr)
     return 1
@@ -101,11 +106,23 @@ def follow_until_done(children: Children, progress: Progress) -> None:
         time.sleep(PROGRESS_SECONDS)
 
 
-def follow_for_ever(children: Children, progress: Progress) -> None:
+def follow_for_ever(children: Children, each_second: Callable[[], object]) -> None:
     while True:
         children.expect_running()
-        progress.tell()
+        each_second()
         time.sleep(PROGRESS_SECONDS)
+
+
+def start_workers(children: Children, release: str = FIRST_RELEASE) -> None:
+    os.environ["DJQUEUE_DEMO_RELEASE"] = release
+    children.start("workers", "runworkers", "--concurrency", CONCURRENCY)
+
+
+def deploy(children: Children, release: str) -> None:
+    """Restart the workers with another release."""
+    print(f"Deploying release {release}", flush=True)
+    children.stop("workers")
+    start_workers(children, release)
 
 
 def follow_until_ended(workers: Child) -> None:

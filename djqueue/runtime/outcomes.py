@@ -76,8 +76,10 @@ def next_delay(
     """
     failures = claimed.failures + 1
     try:
-        if issubclass(type(error), (Retry, Snooze)) and error.delay is not None:
-            return milliseconds("delay", error.delay)
+        # `isinstance` would run code of the exception's class.
+        asked = error.delay if issubclass(type(error), (Retry, Snooze)) else None  # type: ignore[attr-defined]
+        if asked is not None:
+            return milliseconds("delay", asked)
         if handler.backoff is not None and not claimed.options.backoff_given:
             return milliseconds("backoff", handler.backoff(failures, error))
     except BaseException as broken:

@@ -48,18 +48,25 @@ class Probation:
 
     def alone(self) -> float:
         """Return the seconds for which nothing is claimed because of the last stalled job."""
-        return self._left(self._alone_until)
+        return self._left(self._alone_until) if self._last is not None else 0.0
 
     def left(self) -> float:
         """Return the seconds for which no other stalled job is claimed because of the last one."""
-        return self._left(self._until)
+        return self._left(self._until) if self._last is not None else 0.0
 
     def may_claim(self) -> bool:
         """Return whether a claim may include a stalled job."""
-        running = self._count() if self._running else 0
-        if self._others_turn or self.left():
+        if self._others_turn or (self._last is not None and self.left()):
             return False
-        return running < self._slots or not self._others_wait
+        return not self._running or self._count() < self._slots or not self._others_wait
+
+    def refuses(self, claims: Claims) -> bool:
+        """Return whether claims must be released: they were requested before the last stalled job started,
+        and another worker may run them.
+        """
+        if self._last is None:
+            return False
+        return self.alone() > 0 or (self.left() > 0 and bool(claims.jobs) and claims.jobs[-1].stalls > 0)
 
     def start(self, run: Run, now: int) -> None:
         """Begin the probation of a stalled job that starts."""
@@ -88,8 +95,6 @@ class Probation:
         return len(self._running)
 
     def _left(self, until: int) -> float:
-        if self._last is None:
-            return 0.0
         if self._last not in self._runs.executing:
             self._last = None
             return 0.0

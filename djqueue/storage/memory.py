@@ -97,6 +97,9 @@ class MemoryStorage(Storage):
     def finish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         return self.engine.finish(outcomes, then)
 
+    async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
+        return self.finish(outcomes, then)
+
     def renew(self, leases: Sequence[Lease]) -> list[Renewal]:
         return self.engine.renew(leases)
 

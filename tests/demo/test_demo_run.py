@@ -171,3 +171,28 @@ def lines_until_done(demo: subprocess.Popen[str]) -> Iterator[str]:
 def page(address: str) -> bytes:
     with build_opener(ProxyHandler({})).open(address, timeout=PATIENCE) as response:
         return response.read()
+
+
+def test_business_enqueues_letters_payments_and_workflows_and_deploys_releases(project: DemoProject) -> None:
+    jobs, deployed = project.evaluate(
+        """
+from django.db.models import Count
+from demo_project.demo.business import Business
+from djqueue import Queue
+from djqueue.models import CronJob, Job
+deployed = []
+business = Business(deployed.append)
+business.begin()
+for _ in range(91):
+    business.go_on()
+answer = [dict(Job.objects.values_list("queue").annotate(Count("id"))), deployed]
+assert Queue("archive").is_paused() and CronJob.objects.count() == 4
+"""
+    )
+    assert deployed == ["2.4.0"]
+    # The workflow of a case has three jobs in `bookings`; that of the ratings has one, and 85 in `ratings`.
+    assert jobs["bookings"] == 3 * 5 + 1
+    assert jobs["ratings"] == 85
+    assert jobs["archive"] == 12
+    assert jobs["letters"] == 3 * 91 + 5
+    assert jobs["payments"] > 91

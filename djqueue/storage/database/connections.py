@@ -65,6 +65,11 @@ class OwnConnections:
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._idle: list[Idle] = []
 
+    @property
+    def serve_loop(self) -> bool:
+        """Whether one of them is for the thread of an event loop."""
+        return self._of_loop is not None
+
     def open(self) -> None:
         """Keep connections from now on. Raises what a connection raises."""
         self.is_open = True

@@ -14,7 +14,7 @@ from typing import Any
 from weakref import WeakSet
 
 from django.apps import apps
-from django.db import OperationalError, connections
+from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.deadlines import remaining
@@ -88,11 +88,15 @@ WHOLE_TABLE = ["AccessExclusiveLock", "ExclusiveLock", "ShareRowExclusiveLock", 
 """Modes of locks that keep all others from writing to a table."""
 AT_ONCE = "; SET LOCAL lock_timeout = '250ms'"
 """Lets a transaction of PostgreSQL wait for others like itself, but for none that stays open."""
+SAVEPOINT = "djqueue"
+"""Name of the savepoint within a caller's transaction on PostgreSQL."""
 SUFFIX = "-djqueue"
 SHORTEST, LONGEST = 0.000_1, 0.000_5
 """Seconds between attempts to take the lock."""
 
 
+Insertion = tuple[str, Sequence[Any]]
+"""A statement in the driver's parameter style, and its parameters."""
 RowReader = Callable[..., list[Row]]
 """Returns the rows of a statement."""
 
@@ -163,6 +167,14 @@ class SqlDialect(ABC):
     def limited(self, wrapper: BaseDatabaseWrapper, cursor: Any) -> AbstractContextManager[None]:
         """Limit waits for locks meanwhile, in a transaction whose settings stay as they were."""
 
+    @contextmanager
+    def nested(self, wrapper: BaseDatabaseWrapper, cursor: Any) -> Iterator[None]:
+        """Limit waits for locks meanwhile, at a savepoint of the caller's transaction: an error undoes only
+        what was done since, and leaves its settings as they were.
+        """
+        with transaction.atomic(using=wrapper.alias), self.limited(wrapper, cursor):
+            yield
+
     def holder(self, wrapper: BaseDatabaseWrapper, older: float = 0.2) -> str:
         """Return a sentence that names the session whose lock holds up others; empty if there is none.
 
@@ -216,6 +228,10 @@ class SqlDialect(ABC):
     @abstractmethod
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
         """Insert rows."""
+
+    def insertion(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> Insertion | None:
+        """Return the statement that inserts rows, which may be nested in the next one; None if it may not."""
+        return None
 
     @abstractmethod
     def numbers(self, cursor: Any, count: int) -> Sequence[int]:
@@ -524,6 +540,24 @@ class PostgresSql(SqlDialect):
                 # A third of the time of SELECT set_config(...), which is planned.
                 cursor.execute("; ".join(f"SET LOCAL {name} = '{value}'" for name, value, _ in before))
 
+    @contextmanager
+    def nested(self, wrapper: BaseDatabaseWrapper, cursor: Any) -> Iterator[None]:
+        # Each statement of its own would be a round trip: this takes two instead of four.
+        cursor.execute(f"SAVEPOINT {SAVEPOINT}; {self._limits()}", prepare=False)
+        cursor.nextset()
+        before = cursor.fetchall()
+        try:
+            yield
+        except BaseException:
+            try:
+                cursor.execute(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}; RELEASE SAVEPOINT {SAVEPOINT}")
+            except Exception:
+                # The error that led here says more. The caller's transaction cannot be committed.
+                wrapper.needs_rollback = True
+            raise
+        usual = "".join(f"SET LOCAL {name} = '{value}'; " for name, value, _ in before)
+        cursor.execute(f"{usual}RELEASE SAVEPOINT {SAVEPOINT}")
+
     def _limits(self) -> str:
         """Return the statement that limits the waits of a transaction, and its statements at a deadline."""
         left = remaining(math.inf)
@@ -571,18 +605,27 @@ class PostgresSql(SqlDialect):
         return _percent(statement)
 
     def among(self, column: str, values: Sequence[Any]) -> tuple[str, Any]:
+        if len(values) == 1:
+            # The driver takes several times as long for a list.
+            return f"{column} = ?", values[0]
         return f"{column} = ANY(?)", list(values)
 
     def listed(self, values: Sequence[str]) -> tuple[str, Any]:
+        if len(values) == 1:
+            return "(SELECT CAST(? AS text) AS name)", values[0]
         return "(SELECT unnest(CAST(? AS text[])) AS name)", list(values)
 
-    def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    def insertion(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> Insertion | None:
+        if len(rows) >= COPY_FROM:
+            return None
         if len(rows) == 1:
-            cursor.execute(_insert(table, tuple(columns), "%s"), rows[0])
-            return
-        if len(rows) < COPY_FROM:
-            statement = _insert_lists(self._alias, table, tuple(columns))
-            cursor.execute(statement, [list(values) for values in zip(*rows, strict=True)])
+            return _insert(table, tuple(columns), "%s"), rows[0]
+        lists = [list(values) for values in zip(*rows, strict=True)]
+        return _insert_lists(self._alias, table, tuple(columns)), lists
+
+    def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        if found := self.insertion(table, columns, rows):
+            cursor.execute(*found)
             return
         with cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN") as copy:
             for row in rows:
@@ -709,6 +752,23 @@ def _settings(given: Mapping[str, str], *, of_session: bool) -> str:
         "AS wanted(name, value) WHERE current_setting(name) IN ('0', '')"
     )
     return "; ".join((limits, *(f"SET {'' if of_session else 'LOCAL '}{name} = off" for name in PLANS)))
+
+
+def in_one(statements: Sequence[Insertion]) -> Insertion:
+    """Return one statement of PostgreSQL that runs several, none of which sees the rows of another."""
+    *nested, (last, _) = statements
+    if nested:
+        steps = (f"step{number} AS ({statement})" for number, (statement, _) in enumerate(nested))
+        last = f"WITH {', '.join(steps)} {last}"
+    return last, [value for _, values in statements for value in values]
+
+
+def given_rows(types: Sequence[str], rows: Sequence[Row]) -> Insertion:
+    """Return a table of PostgreSQL with these rows, and its parameters."""
+    if len(rows) == 1:
+        return f"(VALUES ({', '.join(f'CAST(? AS {of})' for of in types)}))", rows[0]
+    lists = [list(values) for values in zip(*rows, strict=True)]
+    return f"unnest({', '.join(f'CAST(? AS {of}[])' for of in types)})", lists
 
 
 @lru_cache(maxsize=1024)

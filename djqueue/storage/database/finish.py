@@ -23,7 +23,7 @@ from djqueue.storage.tables import rows
 
 from . import dependencies, limiters, queues, stored, transitions, workers
 from .claim import CLAIM, COLUMNS, Claim
-from .dialects import Row
+from .dialects import Row, given_rows
 from .stored import TOKENS, StoredJob, advance, by_keys, holding_group, is_grouped, keep_newest, select
 from .transaction import Tx, group_lock, key_lock, limiter_lock
 
@@ -118,18 +118,20 @@ def _complete(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool) -> dict[int, 
         return {}
     if tx.dialect.nests_writes:
         keyed, pks = _chosen(tx, [one.token for one in outcomes], waits=waits)
+        wanted, values = given_rows(
+            ("bigint", "text", "text", "bytea"),
+            [(one.token, one.queue, one.id, one.result) for one in outcomes],
+        )
         ended = tx.rows(
-            "WITH ended AS (DELETE FROM djqueue_claim USING unnest(CAST(? AS bigint[]), CAST(? AS text[]), "
-            "CAST(? AS text[]), CAST(? AS bytea[])) AS wanted (attempt, home, named, result) "
-            f"WHERE djqueue_claim.id = attempt >> {TOKENS} AND djqueue_claim.{keyed} "
+            f"WITH ended AS (DELETE FROM djqueue_claim USING {wanted} AS wanted (attempt, home, named, "
+            f"result) WHERE djqueue_claim.id = attempt >> {TOKENS} AND djqueue_claim.{keyed} "
             "AND token = attempt AND queue = home AND job_id = named AND plain "
             f"RETURNING {COLUMNS}, result), "
             f"jobs AS ({COMPLETE} = CAST(? AS bigint) + kept FROM ended WHERE djqueue_job.id = ended.id), "
             f"results AS (INSERT INTO djqueue_job_result ({', '.join(rows.RESULT)}) SELECT queue, job_id, "
             "content_type, result, ?, CAST(? AS bigint) + readable FROM ended) "
             f"SELECT {COLUMNS} FROM ended",
-            *([one.token for one in outcomes], [one.queue for one in outcomes], [one.id for one in outcomes]),
-            *([one.result for one in outcomes], pks, tx.now, tx.now, tx.now, tx.now),
+            *(*values, pks, tx.now, tx.now, tx.now, tx.now),
         )
         return {one.token: one for one in (Claim(*row) for row in ended)}
     claims = _take(tx, outcomes, " AND plain", waits=waits)

@@ -246,7 +246,7 @@ class DatabaseStorage(Storage):
 
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         # On SQLite, writing on this thread takes less time than waking another and waiting for it.
-        if self._calls.is_used() and not self.buffer:
+        if self._connections.serve_loop and self._calls.is_used() and not self.buffer:
             with named(self.alias):
                 done = self.database.transactions.write_at_once(
                     partial(_finish_and_claim, outcomes=outcomes, then=then)

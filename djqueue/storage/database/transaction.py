@@ -25,7 +25,7 @@ from djqueue.storage.tables.clock import DatabaseClock, set_right
 from djqueue.storage.tables.dberrors import named
 
 from .connections import OwnConnections, is_in_transaction
-from .dialects import Row, dialect_for, roll_back
+from .dialects import Insertion, Row, dialect_for, in_one, roll_back
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -280,17 +280,19 @@ class Tx:
         self._afterwards: list[Callable[[], object]] = []
         self._kept: dict[str, dict[str, int]] = {}
         self._cursor = cursor
+        self._inserts: list[Insertion] = []
+        """Inserts that are sent with the next statement, or just before it."""
 
     # Statements.
 
     def rows(self, statement: str, *parameters: Any) -> list[Row]:
         """Return the rows of a statement."""
-        rows: list[Row] = self._cursor.execute(self.dialect.text(statement), parameters).fetchall()
+        rows: list[Row] = self._ready_cursor().execute(self.dialect.text(statement), parameters).fetchall()
         return rows
 
     def row(self, statement: str, *parameters: Any) -> Row | None:
         """Return the first row of a statement."""
-        row: Row | None = self._cursor.execute(self.dialect.text(statement), parameters).fetchone()
+        row: Row | None = self._ready_cursor().execute(self.dialect.text(statement), parameters).fetchone()
         return row
 
     def value(self, statement: str, *parameters: Any) -> Any:
@@ -300,29 +302,49 @@ class Tx:
 
     def script(self, statements: str) -> None:
         """Run several statements without parameters in one exchange with the server."""
-        self._cursor.execute(statements)
+        self._ready_cursor().execute(statements)
 
     def run(self, statement: str, *parameters: Any) -> int:
         """Run a statement; return the number of its rows."""
-        count: int = self._cursor.execute(self.dialect.text(statement), parameters).rowcount
+        count: int = self._ready_cursor().execute(self.dialect.text(statement), parameters).rowcount
         return count
 
     def many(self, statement: str, rows: Iterable[Row]) -> None:
         """Run a statement once for each row of parameters."""
-        self._cursor.executemany(self.dialect.text(statement), rows)
+        self._ready_cursor().executemany(self.dialect.text(statement), rows)
 
     def among(self, column: str, values: Sequence[Any]) -> tuple[str, Any]:
         """Return a condition that a column has one of these values, and its one parameter."""
         return self.dialect.among(column, values)
 
     def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        """Insert rows."""
-        if rows:
-            self.dialect.insert(self._cursor, table, columns, rows)
+        """Insert rows, at the latest before the next statement: several inserts may be sent as one."""
+        if not rows:
+            return
+        if insertion := self.dialect.insertion(table, columns, rows):
+            self._inserts.append(insertion)
+        else:
+            self.dialect.insert(self._ready_cursor(), table, columns, rows)
+
+    def rows_with_inserts(self, statement: str, *parameters: Any) -> list[Row]:
+        """Return the rows of a statement that does not need to see the rows inserted just before: PostgreSQL
+        takes all of them in one exchange.
+        """
+        inserts, self._inserts = self._inserts, []
+        given = self.dialect.text(statement), parameters
+        rows: list[Row] = self._cursor.execute(*in_one([*inserts, given])).fetchall()
+        return rows
+
+    def _ready_cursor(self) -> Any:
+        """Return the cursor, after the inserts that have not been sent."""
+        if self._inserts:
+            inserts, self._inserts = self._inserts, []
+            self._cursor.execute(*in_one(inserts))
+        return self._cursor
 
     def numbers(self, count: int) -> Sequence[int]:
         """Return ascending numbers that nothing else has."""
-        return self.dialect.numbers(self._cursor, count)
+        return self.dialect.numbers(self._ready_cursor(), count)
 
     def listed(self, values: Sequence[str]) -> tuple[str, Any]:
         """Return a subquery of texts, whose column is `name`, and its one parameter."""
@@ -337,7 +359,7 @@ class Tx:
         missing = [key for key in keys if key not in self._held]
         if missing:
             self._held.update(missing)
-            self.dialect.lock(self._cursor, missing)
+            self.dialect.lock(self._ready_cursor(), missing)
 
     def lock_in_turn(self, *keys: str) -> bool:
         """Hold these names until the end; False if that could make two transactions wait for each other.
@@ -352,7 +374,7 @@ class Tx:
         """Hold these names until the end; return those that another transaction holds."""
         missing = set(keys) - self._held
         if missing:
-            self._held |= self.dialect.try_lock(self._cursor, list(missing))
+            self._held |= self.dialect.try_lock(self._ready_cursor(), list(missing))
         return missing - self._held
 
     # What follows.
@@ -417,7 +439,10 @@ class Tx:
     def is_observed(self, queue: str) -> bool:
         """Return whether the events of a queue have subscribers, here or in another process."""
         if self.observed is None:
-            rows = self.rows("SELECT name FROM djqueue_observed WHERE until > ?", self.now)
+            # PostgreSQL locks the tables of the inserts before it reads: a subscriber that looks for open
+            # transactions that write after it has subscribed finds this one, or this one finds it.
+            read = "SELECT name FROM djqueue_observed WHERE until > ?"
+            rows = self.rows_with_inserts(read, self.now)
             self.observed = {name for (name,) in rows}
         return queue in self.observed or self.database.hooks.events.has_subscribers(queue)
 
@@ -453,6 +478,7 @@ class Tx:
         if observed:
             self.database.hooks.events.store(self, observed)
         self.database.hooks.wake.send(self, {event.queue for event in observed})
+        self._ready_cursor()
 
     def done(self, unpublished: Unpublished | None) -> None:
         """Wake, publish and announce; the first step after the commit.
@@ -655,16 +681,14 @@ class Transactions:
     def _join(self, wrapper: BaseDatabaseWrapper, work: Callable[[Tx], T], durable: bool) -> T:
         wrapper.validate_no_broken_transaction()
         set_right(self._database.clock)
-        with (
-            self._naming_holder(wrapper),
-            transaction.atomic(using=self._alias),
-            wrapper.wrap_database_errors,
-        ):
+        # Within a block of the caller, the dialect may send a savepoint in fewer steps than Django does.
+        block = nullcontext() if wrapper.in_atomic_block else transaction.atomic(using=self._alias)
+        with self._naming_holder(wrapper), block, wrapper.wrap_database_errors:
             cursor = self._dialect.cursor(wrapper)
             if durable:
                 self._dialect.make_durable(cursor)
             tx = Tx(self._database, cursor)
-            with self._dialect.limited(wrapper, cursor):
+            with self._dialect.nested(wrapper, cursor):
                 answer = work(tx)
                 tx.flush()
             # Nothing but the callback refers to the events: Django drops it when they are rolled back.

@@ -186,7 +186,7 @@ class Wake:
 
 def _notify(tx: Tx, prefix: str, queues: Sequence[str]) -> None:
     listed, values = tx.listed(queues)
-    tx.rows(f"SELECT pg_notify({channel(prefix)}, q.name) FROM {listed} q", values)
+    tx.rows_with_inserts(f"SELECT pg_notify({channel(prefix)}, q.name) FROM {listed} q", values)
 
 
 # The thread that notices what other processes have committed.

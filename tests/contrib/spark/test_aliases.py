@@ -12,6 +12,9 @@ from djqueue.contrib.spark.aliases import alias_of, location_of, parse
 from djqueue.contrib.spark.locations import storage_at
 from djqueue.core.errors import OptionError, StorageUnavailableError
 
+# The lane of Spark runs them when the code of bulk writes has changed.
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize(
     ("url", "expected", "place"),

@@ -20,6 +20,9 @@ from djqueue.testing.factories import claim
 from djqueue.testing.waiting import together
 from tests.contrib.spark.conftest import leftovers, open_storage
 
+# The lane of Spark runs them when the code of bulk writes has changed.
+pytestmark = pytest.mark.thorough
+
 QUEUE = "emails"
 ROWS = 40
 SIZE = 10

@@ -15,6 +15,9 @@ from djqueue.core.policies import KEYED, DeadLetterPolicy, QueuePolicy
 from djqueue.testing.factories import batch, claim
 from tests.contrib.spark.conftest import open_storage
 
+# The lane of Spark runs them when the code of bulk writes has changed.
+pytestmark = pytest.mark.thorough
+
 QUEUE = "emails"
 COLUMNS = {
     "key": ["a", None, "c", "d"],

@@ -16,7 +16,7 @@ from tests.contrib.spark.cluster.checks import QUEUE, are_once
 from tests.contrib.spark.conftest import leftovers
 from tests.servers import RedisSentinel
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 NAMED = {"txnAppId": "nightly", "txnVersion": "7"}
 ROWS = 200
 

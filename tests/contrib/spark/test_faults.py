@@ -15,6 +15,9 @@ from djqueue.storage.staging import ChunkMissingError
 from tests.contrib.spark.cluster.checks import QUEUE, are_once
 from tests.contrib.spark.conftest import leftovers, open_storage
 
+# The lane of Spark runs them when the code of bulk writes has changed.
+pytestmark = pytest.mark.thorough
+
 NAMED = {"txnAppId": "nightly", "txnVersion": "7"}
 ROWS = 1_000
 """Rows of a task: more chunks than one step publishes."""

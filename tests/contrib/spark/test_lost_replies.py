@@ -12,6 +12,9 @@ from djqueue.storage.redis import RedisStorage
 from tests.contrib.spark.cluster.checks import QUEUE, are_once, goes_by_itself
 from tests.proxies import ANSWERS, REQUESTS, LossyProxy
 
+# The lane of Spark runs them when the code of bulk writes has changed.
+pytestmark = pytest.mark.thorough
+
 PARTS, EACH = 2, 60
 
 

@@ -17,6 +17,9 @@ from djqueue.testing.factories import batch
 from tests.contrib.spark.conftest import leftovers
 from tests.contrib.spark.test_writing import QUEUE, ROWS, Died, numbers, rows, tasks, write
 
+# The lane of Spark runs them when the code of bulk writes has changed.
+pytestmark = pytest.mark.thorough
+
 __all__ = ["write"]
 
 NAMED = {"txnAppId": "nightly", "txnVersion": "7"}

@@ -13,6 +13,9 @@ from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.states import State
 
+# The lane of Spark runs them when the code of bulk writes has changed.
+pytestmark = pytest.mark.thorough
+
 
 class Flaky:
     """A call that fails a number of times, and then returns its argument."""

@@ -38,6 +38,7 @@ from djqueue.testing.factories import (
     state,
 )
 from djqueue.testing.waiting import Recorder, Wakes
+from tests.statements import recorded
 from tests.support import PATIENCE, eventually
 
 from .programs import Child
@@ -60,6 +61,22 @@ def own(storage, statement):
 
 
 # The caller's transaction.
+
+
+@on_postgresql
+def test_enqueue_takes_few_exchanges_with_the_server(make):
+    storage = make(connect=False)
+    enqueue(storage)
+
+    with recorded() as alone:
+        enqueue(storage)
+    with transaction.atomic(), recorded() as joined:
+        enqueue(storage)
+
+    # Without what begins and ends a transaction: the key, the rows, and what was counted of them.
+    assert len(alone) == 3
+    assert [statement for statement in joined if "SAVEPOINT" in statement] == joined[:1]
+    assert len(joined[1:]) == 3
 
 
 @pytest.mark.parametrize("connect", [True, False])

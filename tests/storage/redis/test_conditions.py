@@ -21,6 +21,8 @@ from tests.support import eventually
 from .conftest import BUSY
 
 TIMEOUT = {"TIMEOUT": 1}
+SUBSCRIBING = {"TIMEOUT": 4}
+"""A subscription waits as long for its connection before it says why there is none."""
 
 CALLS: dict[str, Callable[[RedisStorage], object]] = {
     "enqueue": lambda storage: storage.enqueue([batch()]),
@@ -59,7 +61,7 @@ def unsaved() -> Iterator[servers.RedisServer]:
 def test_server_that_cannot_save_is_unavailable(unsaved: servers.RedisServer, call: str) -> None:
     unsaved.run("CONFIG", "SET", "dir", str(unsaved.folder))
     eventually(lambda: snapshot(unsaved) == "ok")
-    with opened(unsaved) as storage:
+    with opened(unsaved, **SUBSCRIBING) as storage:
         gone = unsaved.folder / "gone"
         gone.mkdir()
         unsaved.run("CONFIG", "SET", "dir", str(gone))

@@ -42,7 +42,7 @@ from tests.runtime.executors.sandbox.harness import (
 )
 from tests.support import eventually
 
-pytestmark = needs_sandbox
+pytestmark = [needs_sandbox, pytest.mark.sandbox]
 TAKING = pytest.mark.parametrize("takes_sockets", variants([True, False]), ids=["taken", "replaced"])
 
 

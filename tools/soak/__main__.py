@@ -231,6 +231,10 @@ class Soak:
             self._running[name].send_signal(signal.SIGTERM)
             assert self._running[name].wait(120) == 0, self._log(name)
         self._manage("runworkers", "--until-empty", "--concurrency", "8", timeout=LONGEST_END)
+        if self._project.storage == SCHEDULER:
+            # Only a running scheduler reports.
+            self._start("last", [*RUN, "--queues", "nothing"])
+            eventually(lambda: " started" in self._log("last"), timeout=180)
         self._script("report.py")
 
     def problems(self) -> list[str]:

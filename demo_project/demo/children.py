@@ -70,8 +70,9 @@ class Child:
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            print(f"The {self.name} did not end in time and is killed.", file=sys.stderr)
-            os.killpg(self.process.pid, signal.SIGKILL)
+            if self.running:
+                print(f"The {self.name} did not end in time and is killed.", file=sys.stderr)
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
 

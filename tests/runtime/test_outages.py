@@ -9,6 +9,7 @@ import pytest
 from djqueue import Queue, Worker
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.runtime.events import OutageLog
+from djqueue.storage.base import Storage
 from tests.runtime.running import HANDLER, messages, reached, working
 from tests.runtime.storages import FailingStorage
 from tests.support import PATIENCE, aeventually
@@ -233,6 +234,8 @@ async def test_worker_stops_although_the_storage_never_answers(monkeypatch, capl
     done, hangs = asyncio.Event(), asyncio.Event()
 
     class Hanging(FailingStorage):
+        afinish = Storage.afinish
+
         async def acall(self, method, *args, **kwargs):
             if self.away.is_set():
                 hangs.set()

@@ -47,26 +47,7 @@ class Business:
 
     def begin(self) -> None:
         """Make the schedules, set limits at run time, and leave a queue paused."""
-        for name, job, schedule, options in (
-            ("delays at Newark, nightly", draw_delay_chart, "30 4 * * *", {"args": ["EWR"]}),
-            ("close the week's claims", close_claims, "0 6 * * 1", {}),
-            ("ratings of the hour", publish_ratings, "0 * * * *", {"args": ["the hour"]}),
-            (
-                "delays at JFK, by the hour",
-                draw_delay_chart,
-                "5 * * * *",
-                {"args": ["JFK"], "enabled": False},
-            ),
-        ):
-            CronJob.objects.get_or_create(
-                name=name,
-                defaults={
-                    "job_name": job.name,
-                    "schedule": schedule,
-                    "timezone": "America/New_York",
-                    **options,
-                },
-            )
+        make_schedules()
         archive = Queue(ARCHIVE)
         if not archive.is_paused():
             archive.pause()
@@ -119,6 +100,30 @@ class Business:
     def _next_passenger(self) -> int:
         self._passenger += 1
         return self._passenger
+
+
+def make_schedules() -> None:
+    """Make four schedules, one of which is switched off."""
+    for name, job, schedule, options in (
+        ("delays at Newark, nightly", draw_delay_chart, "30 4 * * *", {"args": ["EWR"]}),
+        ("close the week's claims", close_claims, "0 6 * * 1", {}),
+        ("ratings of the hour", publish_ratings, "0 * * * *", {"args": ["the hour"]}),
+        (
+            "delays at JFK, by the hour",
+            draw_delay_chart,
+            "5 * * * *",
+            {"args": ["JFK"], "enabled": False},
+        ),
+    ):
+        CronJob.objects.get_or_create(
+            name=name,
+            defaults={
+                "job_name": job.name,
+                "schedule": schedule,
+                "timezone": "America/New_York",
+                **options,
+            },
+        )
 
 
 def kill_a_worker() -> None:

@@ -148,8 +148,7 @@ def preview(
     """Count the first 10,000 jobs that match, and change nothing. Raises OptionError for a wrong filter.
 
     With a tag or another filter that only a job's record has, the first 10,000 jobs are examined, whether
-    they match or not. If the caller has a
-    deadline, the count ends halfway to it.
+    they match or not. If the caller has a deadline, the count ends halfway to it.
 
     Args:
         before: Time up to which they were enqueued, in UTC milliseconds; None means now.

@@ -1,7 +1,6 @@
 """Reports of a worker to the storage beside outcomes: progress and log lines of running jobs, and metrics."""
 
 import asyncio
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection
 from threading import Lock
@@ -9,7 +8,7 @@ from typing import Any
 
 from djqueue.codecs import MSGPACK, decode, get_encoder
 from djqueue.core.job import ProgressReport
-from djqueue.core.metrics import BOUNDS, PARTS, Histogram, RunStats
+from djqueue.core.metrics import PARTS, Histogram, RunStats, part_of
 
 from .context import WorkerContext
 from .dependencies import Child, aread, children, read
@@ -174,13 +173,13 @@ class Meter:
         if entry is None:
             entry = self._add(key)
         ran = max(0, run.ended - run.since)  # The wall clock may have been set back.
-        entry.run[bisect_right(BOUNDS, ran)] += 1
+        entry.run[part_of(ran)] += 1
         entry.sums[1] += ran
         position = KINDS.get(kind)
         if position is not None:
             entry.ends[position] += 1
         if claimed.attempts == 1 and not claimed.options.depends_on:
-            entry.wait[bisect_right(BOUNDS, claimed.waited)] += 1
+            entry.wait[part_of(claimed.waited)] += 1
             entry.sums[0] += claimed.waited
 
     async def close(self) -> None:

@@ -11,31 +11,13 @@ import django
 
 django.setup()
 
+from demo_project.demo.business import make_schedules  # noqa: E402
 from demo_project.flights.jobs import assess_claim, close_claims, draw_delay_chart, send_digest  # noqa: E402
 from demo_project.flights.models import Airline, Airport, Compensation  # noqa: E402
 from djqueue import Queue, chain, group  # noqa: E402
-from djqueue.models import CronJob  # noqa: E402
 
 WAVES, PAUSE = 24, 5.0
 """How often, and seconds between: charts by the minute need some minutes."""
-
-
-def schedules() -> None:
-    """Two that run, one that is switched off."""
-    for name, job, cron, options in (
-        ("delays at Newark, nightly", draw_delay_chart, "30 4 * * *", {"args": ["EWR"]}),
-        ("close the week's claims", close_claims, "0 6 * * 1", {}),
-        ("delays at JFK, by the hour", draw_delay_chart, "5 * * * *", {"args": ["JFK"], "enabled": False}),
-    ):
-        CronJob.objects.get_or_create(
-            name=name,
-            defaults={
-                "job_name": job.name,
-                "schedule": cron,
-                "timezone": "America/New_York",
-                **options,
-            },
-        )
 
 
 def jobs() -> None:
@@ -66,6 +48,6 @@ def waves() -> None:
 
 
 if __name__ == "__main__":
-    schedules()
+    make_schedules()
     jobs()
     waves()

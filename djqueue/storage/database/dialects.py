@@ -536,8 +536,7 @@ class PostgresSql(SqlDialect):
         finally:
             # After an error, the savepoint or the transaction is rolled back, with its settings.
             if before and cursor.connection.info.transaction_status.name == "INTRANS":
-                # A third of the time of SELECT set_config(...), which is planned.
-                cursor.execute("; ".join(f"SET LOCAL {name} = '{value}'" for name, value, _ in before))
+                cursor.execute(_put_back(before))
 
     @contextmanager
     def nested(self, wrapper: BaseDatabaseWrapper, cursor: Any) -> Iterator[None]:
@@ -554,8 +553,7 @@ class PostgresSql(SqlDialect):
                 # The error that led here says more. The caller's transaction cannot be committed.
                 wrapper.needs_rollback = True
             raise
-        usual = "".join(f"SET LOCAL {name} = '{value}'; " for name, value, _ in before)
-        cursor.execute(f"{usual}RELEASE SAVEPOINT {SAVEPOINT}")
+        cursor.execute(f"{_put_back(before)}RELEASE SAVEPOINT {SAVEPOINT}")
 
     def _limits(self) -> str:
         """Return the statement that limits the waits of a transaction, and its statements at a deadline."""
@@ -751,6 +749,12 @@ def _settings(given: Mapping[str, str], *, of_session: bool) -> str:
         "AS wanted(name, value) WHERE current_setting(name) IN ('0', '')"
     )
     return "; ".join((limits, *(f"SET {'' if of_session else 'LOCAL '}{name} = off" for name in PLANS)))
+
+
+def _put_back(before: Sequence[Row]) -> str:
+    """Return the statements that set a transaction's settings to what they were."""
+    # A third of the time of SELECT set_config(...), which is planned.
+    return "".join(f"SET LOCAL {name} = '{value}'; " for name, value, _ in before)
 
 
 def in_one(statements: Sequence[Insertion]) -> Insertion:

@@ -29,6 +29,8 @@ from djqueue.testing.factories import (
 
 from .mortal import Place
 
+pytestmark = pytest.mark.redis
+
 
 @pytest.fixture
 def place(redis_server):

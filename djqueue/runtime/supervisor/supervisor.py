@@ -4,7 +4,9 @@ It runs no jobs and opens no connections, so that nothing a job does can disturb
 GIL, leaks memory or crashes affects its own process only.
 """
 
+import errno
 import gc
+import logging
 import os
 import selectors
 import signal
@@ -17,6 +19,7 @@ from typing import NamedTuple
 
 from djqueue.core.deadlines import GrowingPause
 from djqueue.core.logs import Log
+from djqueue.core.messages import ThrottledLog
 from djqueue.core.overview import Finding
 
 from ..exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, STOP
@@ -48,6 +51,7 @@ HELPER_TIMEOUT = 30.0
 """Seconds that a scheduler or mirror has to stop."""
 
 logger = Log("djqueue.supervisor")
+refusals = ThrottledLog(logger, 60.0)
 
 
 class ProcessLimits(NamedTuple):
@@ -210,7 +214,14 @@ class Supervisor:
         except OSError as error:
             wait = EARLY_BACKOFF[0]
             self._due[role.name] = now + wait
-            logger.error("Process %s could not be started (%s); retrying in %g s.", role.name, error, wait)
+            refusals.log(
+                logging.ERROR,
+                role.name,
+                "Process %s could not be started (%s); retrying every %g s.",
+                role.name,
+                error,
+                wait,
+            )
             return
         self._children[child.pid] = child
         self._started[role.name] = now
@@ -470,6 +481,6 @@ def _has_terminal() -> bool:
     """Return whether this process has a controlling terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
     return True

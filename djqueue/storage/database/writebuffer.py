@@ -105,10 +105,14 @@ class WriteBuffer:
                     f"{numbered(self._jobs, 'job')} with durable=False wait for the database "
                     f"{database.alias!r}, which cannot be written to. Is it running?"
                 )
+            jobs = self._jobs + sum(len(batch.payloads) for batch in kept)
+            is_full = jobs >= JOBS_PER_WRITE
+            # If this fails, no job is kept. The other thread waits for the lock.
+            self._background.at(
+                time.monotonic() + (0 if is_full else WRITE_DELAY), _key(is_full), self._write
+            )
             self._batches += kept
-            self._jobs += sum(len(batch.payloads) for batch in kept)
-            is_full = self._jobs >= JOBS_PER_WRITE
-        self._background.at(time.monotonic() + (0 if is_full else WRITE_DELAY), _key(is_full), self._write)
+            self._jobs = jobs
         results = [EnqueueResult(id, "queued", batch.queue) for batch in kept for id in batch.ids or ()]
         if not database.dialect.has_clock and connections[database.alias].in_atomic_block:
             commits.note(database.alias, results)  # Until the transaction ends, nobody can wait for them.
@@ -140,7 +144,7 @@ class WriteBuffer:
     def _write(self) -> None:
         try:
             self.flush()
-        except StorageUnavailableError as error:
+        except Exception as error:
             logger.warning("Could not write jobs with durable=False, retrying: %s", error)
             self._background.at(time.monotonic() + RETRY_INTERVAL, _key(True), self._write)
 
@@ -155,7 +159,7 @@ class WriteBuffer:
         """Write batches in one transaction, or one by one if one of them is refused."""
         try:
             self._enqueue(batches)
-        except StorageUnavailableError:
+        except (StorageUnavailableError, MemoryError, OSError):
             raise
         except Exception as error:
             if len(batches) > 1:

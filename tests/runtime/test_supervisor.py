@@ -169,15 +169,17 @@ def test_supervisor_without_free_descriptors_continues_and_starts_children_when_
     code, starts, output = supervise(
         """
         import resource
-        supervisor.BACKOFF = supervisor.EARLY_BACKOFF = 0.01, 0.04
+        supervisor.BACKOFF = supervisor.EARLY_BACKOFF = 0.2, 0.2
         os.environ["NOTIFY_SOCKET"] = "@service-manager"
         os.environ["WATCHDOG_USEC"] = "1000000"
         free = resource.getrlimit(resource.RLIMIT_NOFILE)
 
         class Limiter(logging.Handler):
             def emit(self, record):
-                is_refused = "could not be started ([Errno 24]" in record.getMessage()
-                resource.setrlimit(resource.RLIMIT_NOFILE, free if is_refused else (3, free[1]))
+                if "restarting it" in record.getMessage():
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (3, free[1]))
+                elif "could not be started ([Errno 24]" in record.getMessage():
+                    resource.setrlimit(resource.RLIMIT_NOFILE, free)
 
         logging.getLogger().addHandler(Limiter())
 
@@ -199,6 +201,29 @@ def test_supervisor_does_not_wait_for_a_service_manager_that_does_not_read(tmp_p
             notices.notify("WATCHDOG=1")
 
         assert manager.recv(100) == b"WATCHDOG=1"
+
+
+def test_supervisor_goes_on_while_a_log_handler_blocks(supervise):
+    code, starts, output = supervise(
+        """
+        import threading
+        supervisor.BACKOFF = 0.01, 0.04
+        supervisor.logs.flush.__defaults__ = (0.01,)
+
+        class Blocking(logging.Handler):
+            def emit(self, record):
+                threading.Event().wait()
+
+        logging.getLogger().addHandler(Blocking())
+
+        def run(ready):
+            ready()
+            return 1 if number() < 3 else 0
+        """
+    )
+
+    assert (code, starts) == (0, 3)
+    assert output.count("restarting it in") == 1
 
 
 def test_default_restart_delays_match_the_documentation():

@@ -4,6 +4,7 @@ It runs no jobs and opens no connections, so that nothing a job does can disturb
 GIL, leaks memory or crashes affects its own process only.
 """
 
+import atexit
 import errno
 import gc
 import logging
@@ -17,6 +18,9 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from django.db import connections
+
+from djqueue.core import logs
 from djqueue.core.deadlines import GrowingPause
 from djqueue.core.logs import Log
 from djqueue.core.messages import ThrottledLog
@@ -113,6 +117,15 @@ class Supervisor:
 
     def run(self) -> int | None:
         """Return the exit code when all children have ended; None if the supervisor is to start again."""
+        with logs.handled_apart(connections.close_all, connections.close_all):
+            try:
+                return self._run()
+            finally:
+                if not logs.flush():
+                    # It would wait for the lock of the handler that blocks.
+                    atexit.unregister(logging.shutdown)
+
+    def _run(self) -> int | None:
         reader, self._writer = socket.socketpair()
         reader.setblocking(False)
         self._writer.setblocking(False)

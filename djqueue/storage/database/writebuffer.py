@@ -58,6 +58,9 @@ class WriteBuffer:
         self._batches: list[Batch] = []
         self._jobs = 0
         self._is_writing = False
+        self._failures = 0
+        self._failure: BaseException | None = None
+        """What the last write that failed has raised."""
 
     def __bool__(self) -> bool:
         return bool(self._batches) or self._is_writing
@@ -128,12 +131,17 @@ class WriteBuffer:
 
     def flush(self) -> None:
         """Write all jobs. Raises StorageUnavailableError; the jobs are kept then."""
+        known = self._failures
         with self._writing:
+            if self._failures != known and self._batches:
+                # The write that this call has waited for failed. Another try would take as long again.
+                raise StorageUnavailableError(str(self._failure)) from self._failure
             while batches := self._take():
                 try:
                     self._write_all(batches)
                     self._is_writing = False
-                except BaseException:
+                except BaseException as error:
+                    self._failures, self._failure = self._failures + 1, error
                     with self._lock:
                         # Some may be stored already.
                         self._batches = [batch._replace(fresh=False) for batch in batches] + self._batches

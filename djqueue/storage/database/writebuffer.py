@@ -60,7 +60,7 @@ class WriteBuffer:
         self._is_writing = False
         self._failures = 0
         self._failure: BaseException | None = None
-        """What the last write that failed has raised."""
+        """Exception of the last write that failed."""
 
     def __bool__(self) -> bool:
         return bool(self._batches) or self._is_writing

@@ -6,6 +6,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
 
+from .threads import fork_lock
+
 IDLE = 10.0
 """Seconds after which the idle thread of a `CallQueue` ends."""
 
@@ -13,7 +15,8 @@ IDLE = 10.0
 class CallQueue:
     """Calls functions one after the other on a daemon thread, which ends when it is idle.
 
-    A function that raises does not affect those after it. Queues last as long as their process.
+    A function that raises does not affect those after it. A fork waits a moment for the end of a function,
+    which may hold locks. Queues last as long as their process.
 
     Args:
         name: Name of the thread.
@@ -46,6 +49,7 @@ class CallQueue:
         self._lock = Lock()
         self._thread: Thread | None = None
         self._dropped = 0
+        self._busy = fork_lock()
 
     def __len__(self) -> int:
         return self._waiting.qsize()
@@ -73,7 +77,7 @@ class CallQueue:
         thread = Thread(target=self._run, name=self._name, daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             # The system has no thread for it at the moment. The next call tries again.
             self._on_error(error)
         else:
@@ -108,7 +112,8 @@ class CallQueue:
 
     def _call(self, function: Callable[[], object]) -> None:
         try:
-            function()
+            with self._busy:
+                function()
         except BaseException as error:
             # SystemExit, too: the functions after it would wait for ever.
             self._on_error(error)

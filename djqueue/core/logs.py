@@ -2,8 +2,9 @@
 
     logger = Log("djqueue.worker")
 
-The records are those of `logging.getLogger("djqueue.worker")`. While a worker runs, they are passed to the
-handlers on a thread of its own, so that neither the worker's event loop nor its heartbeat waits for these.
+The records are those of `logging.getLogger("djqueue.worker")`. While a worker or a supervisor runs, they are
+passed to the handlers on a thread of its own, so that neither the worker's event loop, nor its heartbeat, nor
+the supervisor waits for these.
 """
 
 import logging
@@ -98,7 +99,7 @@ class Log:
 
 
 _workers = 0
-"""Number of workers that run in this process."""
+"""Number of workers and supervisors that run in this process."""
 
 
 @contextmanager

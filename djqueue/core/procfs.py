@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,11 +82,17 @@ def _described(pid: str) -> str:
 
 def host_name() -> str:
     """Return a name for this machine, boot and PID namespace; processes of one name can see each other."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    if not boot.exists():
+    if not (boot := _boot_id()):
         return socket.gethostname()
     namespace = os.readlink("/proc/self/ns/pid")
-    return f"{socket.gethostname()}/{boot.read_text().strip()[:8]}/{namespace}"
+    return f"{socket.gethostname()}/{boot[:8]}/{namespace}"
+
+
+@cache
+def _boot_id() -> str:
+    """Return the id of this boot; "" if the system has none. Read once: later, no descriptor may be free."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.exists() else ""
 
 
 def boot_of(host: str | None = None) -> str:

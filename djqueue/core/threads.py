@@ -1,4 +1,4 @@
-"""Threads of a process: beside a block and across forks, and pauses of their garbage collector."""
+"""Threads of a process: their start, beside a block, across forks; pauses of their garbage collector."""
 
 import gc
 import os
@@ -10,6 +10,27 @@ from threading import Event, Lock, Thread
 from types import MethodType
 from typing import Any
 from weakref import WeakSet, ref
+
+from .errors import StorageUnavailableError
+
+
+@contextmanager
+def resources_for(purpose: str) -> Iterator[None]:
+    """Raise StorageUnavailableError if the system has no thread, descriptor or memory for the block.
+
+    Start a thread in it, and refer to the thread after it: one that could not start is started by the next
+    call.
+
+    Args:
+        purpose: What the block starts.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, MemoryError) as error:
+        raise StorageUnavailableError(
+            f"{purpose} could not start: {str(error) or 'out of memory'}. Raise the limits of this process "
+            "(descriptors, threads, memory), or find what uses them up."
+        ) from error
 
 
 @contextmanager

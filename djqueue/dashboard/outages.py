@@ -16,7 +16,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from typing import Any
 from urllib.parse import quote
@@ -34,8 +34,11 @@ from djqueue.core.deadlines import CircuitBreaker, waiting_within
 from djqueue.core.errors import DjqueueError
 from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
+from djqueue.core.overview import Finding
 from djqueue.core.threads import after_fork
 from djqueue.core.units import to_datetime
+from djqueue.operations.healthchecks import start_bounded
+from djqueue.storage.tables.locks import LOCKS, WHOLE_TABLE, locked_tables
 
 logger = Log("djqueue.dashboard")
 ACTIVE = 1
@@ -153,11 +156,12 @@ class Watchdog:
 
 
 class DatabaseUnavailableError(Exception):
-    """A database does not respond."""
+    """A database does not respond, or its tables are locked."""
 
-    def __init__(self, alias: str) -> None:
+    def __init__(self, alias: str, lock: Finding | None = None) -> None:
         super().__init__(alias)
         self.alias = alias
+        self.lock = lock
 
 
 class DatabaseBreakers:
@@ -275,7 +279,7 @@ def _in_time(site: AdminSite, request: HttpRequest, work: Callable[[], Any]) -> 
             if alias not in watch.cut:
                 outages.answered(alias)
     except DatabaseUnavailableError as error:
-        return _unavailable(site, request, error.alias)
+        return _unavailable(site, request, error)
     if isinstance(response, SimpleTemplateResponse) and not response.is_rendered:
         # Django renders the response later, and reads the user and the messages then.
         render = response.render
@@ -309,11 +313,29 @@ def _raise_unavailable(cut: list[str], error: Exception) -> None:
     """Raise DatabaseUnavailableError if an unreachable database caused the error."""
     alias = cut[0] if cut else _broken_alias(error)
     if alias is not None:
+        # A connection that was open has waited in vain.
+        if connections[alias].connection is not None and (lock := _lock(alias)) is not None:
+            connections[alias].close()
+            raise DatabaseUnavailableError(alias, lock) from error
         if outages.missed(alias) or not cut:
             _note(alias, error)
         else:
             connections[alias].close()
         raise DatabaseUnavailableError(alias) from error
+
+
+def _lock(alias: str) -> Finding | None:
+    """Return who has locked tables of djqueue in a database that responds; None if it does not respond."""
+    found: list[Finding] = []
+
+    def look() -> None:
+        with suppress(Error), connections[alias].cursor() as cursor:
+            cursor.execute(LOCKS.replace("?", "%s"), [WHOLE_TABLE])
+            found.extend(locked_tables(lambda *_: cursor.fetchall(), PROBE))
+
+    with suppress(RuntimeError, MemoryError):  # There is no thread for it.
+        start_bounded(look, "djqueue-lock").wait(PROBE)
+    return found[0] if found else None
 
 
 def _broken_alias(error: Exception) -> str | None:
@@ -343,14 +365,22 @@ def _note(alias: str, error: Exception) -> None:
         )
 
 
-def _unavailable(site: AdminSite, request: HttpRequest, alias: str) -> HttpResponse:
+def _unavailable(site: AdminSite, request: HttpRequest, error: DatabaseUnavailableError) -> HttpResponse:
     """Return the page for an unreachable database, which uses no database, session or user."""
-    outage = outages.of(alias).outage
-    since = f"{to_datetime(SYSTEM_CLOCK.now() if outage is None else outage.since):%H:%M:%S} UTC"
-    text = _("The database '%(alias)s' has not responded since %(since)s.") % {
-        "alias": alias,
-        "since": since,
-    }
+    alias, lock = error.alias, error.lock
+    if lock is not None:
+        text = _("The database '%(alias)s' responds, but %(problem)s. %(remedy)s.") % {
+            "alias": alias,
+            "problem": lock.text,
+            "remedy": lock.hint,
+        }
+    else:
+        outage = outages.of(alias).outage
+        since = f"{to_datetime(SYSTEM_CLOCK.now() if outage is None else outage.since):%H:%M:%S} UTC"
+        text = _("The database '%(alias)s' has not responded since %(since)s.") % {
+            "alias": alias,
+            "since": since,
+        }
     for name in ("session", "_messages"):
         # Otherwise the middleware of sessions and messages would write to the database.
         request.__dict__.pop(name, None)

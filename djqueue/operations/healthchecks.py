@@ -4,7 +4,7 @@ Each check has a stable name and returns findings, which say what is wrong and h
 command line and the doctor share these checks. `HealthRun` runs them within a time limit, whatever hangs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from shlex import quote
@@ -97,7 +97,23 @@ def read_facts(bounds: HealthSettings) -> HealthFacts:
     registered = storage.workers.all()
     workers = claiming(registered, overview.at)
     silent = [worker for worker in registered if is_silent(worker, overview.at)]
-    return HealthFacts(storage, overview, workers, bounds, silent)
+    return HealthFacts(storage, overview, workers, bounds, _not_replaced(silent, workers))
+
+
+def _not_replaced(silent: Iterable[WorkerInfo], live: Iterable[WorkerInfo]) -> list[WorkerInfo]:
+    """Return the silent workers without those whose supervisor has started another process since: it does so
+    when one has ended.
+    """
+    successors, left = list(live), []
+    for worker in silent:
+        for other in successors:
+            is_sibling = worker.supervisor is not None and other.supervisor == worker.supervisor
+            if is_sibling and other.host == worker.host and other.started_at > worker.seen_at:
+                successors.remove(other)
+                break
+        else:
+            left.append(worker)
+    return left
 
 
 def unreachable(check: str, error: Exception) -> Finding:

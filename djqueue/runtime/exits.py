@@ -33,6 +33,8 @@ GROUP_SIGNALS = tuple(
 )
 """Signals that terminals and service managers send to whole groups of processes. Only the process that was
 started obeys them, and stops the others in order."""
+FLUSH_TIMEOUT = 5.0
+"""Seconds that log handlers have to flush at the end of a process."""
 PR_SET_NAME, PR_SET_PDEATHSIG = 15, 1
 SIGKILL = int(getattr(signal, "SIGKILL", 9))
 
@@ -63,11 +65,22 @@ def leave(code: int) -> NoReturn:
     try:
         if "django.db" in sys.modules:
             sys.modules["django.db"].connections.close_all()
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # A log handler of the project that blocks holds its lock.
+        flushing = threading.Thread(target=_flush, name="djqueue-exit", daemon=True)
+        try:
+            flushing.start()
+        except RuntimeError:
+            _flush()
+        else:
+            flushing.join(FLUSH_TIMEOUT)
     finally:
         os._exit(code)
+
+
+def _flush() -> None:
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 def name_process(name: str) -> None:

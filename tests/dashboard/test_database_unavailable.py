@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
 
+import psycopg
 import pytest
 from django.contrib.admin import site
 from django.test import RequestFactory
@@ -98,6 +99,19 @@ def assert_unavailable(answer: dict[str, Any]) -> None:
     )
     assert answer["headers"]["Retry-After"] == "5"
     assert "Set-Cookie" not in answer["headers"]
+
+
+def test_list_in_the_admin_names_the_session_that_has_locked_its_table(postgres, visitor):
+    shown(visitor, "/admin/djqueue/job/")
+    with psycopg.connect(postgres.database_url("djqueue_scratch_1")) as other:
+        other.execute("LOCK TABLE djqueue_job IN ACCESS EXCLUSIVE MODE")
+        session = other.info.backend_pid
+        answer = visitor.get("/admin/djqueue/job/")
+
+    assert answer["status"] == 503
+    assert "responds, but the table djqueue_job has been locked for" in answer["text"]
+    assert f"SELECT pg_terminate_backend({session})" in answer["text"]
+    shown(visitor, "/admin/djqueue/job/")
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["wsgi", "asgi"])

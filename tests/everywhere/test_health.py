@@ -155,6 +155,23 @@ def test_silent_worker_fails_the_silent_check_until_it_sends_a_heartbeat(
     assert failed() == []
 
 
+def test_silent_worker_that_its_supervisor_has_replaced_is_healthy(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = {"killed", "killed, too"}
+    for name in silent:
+        storage.workers.register(f.worker(name, supervisor=7, heartbeat=5_000))
+    monkeypatch.setattr("djqueue.operations.healthchecks.is_silent", lambda worker, at: worker.id in silent)
+    monkeypatch.setattr("djqueue.core.workers.is_silent", lambda worker, at: worker.id in silent)
+    later = SYSTEM_CLOCK.now() + 60_000
+    storage.workers.register(f.worker("of another supervisor", supervisor=8, started_at=later))
+    assert failed() == ["silent"]
+
+    for number, expected in enumerate((["silent"], [])):
+        storage.workers.register(f.worker(f"replacement {number}", supervisor=7, started_at=later))
+        assert failed() == expected
+
+
 def test_refused_enqueues_fail_the_storage_check_with_the_remedy_of_the_error(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """The supervisor with child processes that end as a test wants."""
 
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from djqueue.runtime import exits
+from djqueue.runtime.supervisor import notices
 from tests.support import PATIENCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="forks")]
@@ -161,6 +163,67 @@ def test_failed_fork_is_retried(supervise):
 
     assert (code, starts) == (0, 1)
     assert "Process one could not be started" in output
+
+
+def test_supervisor_without_free_descriptors_continues_and_starts_children_when_there_are_some(supervise):
+    code, starts, output = supervise(
+        """
+        import resource
+        supervisor.BACKOFF = supervisor.EARLY_BACKOFF = 0.2, 0.2
+        os.environ["NOTIFY_SOCKET"] = "@service-manager"
+        os.environ["WATCHDOG_USEC"] = "1000000"
+        free = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+        class Limiter(logging.Handler):
+            def emit(self, record):
+                if "restarting it" in record.getMessage():
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (3, free[1]))
+                elif "could not be started ([Errno 24]" in record.getMessage():
+                    resource.setrlimit(resource.RLIMIT_NOFILE, free)
+
+        logging.getLogger().addHandler(Limiter())
+
+        def run(ready):
+            ready()
+            return 1 if number() == 1 else 0
+        """
+    )
+
+    assert (code, starts) == (0, 2)
+    assert "Traceback" not in output
+
+
+def test_supervisor_does_not_wait_for_a_service_manager_that_does_not_read(tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", manager.getsockname())
+        for _ in range(1_000):
+            notices.notify("WATCHDOG=1")
+
+        assert manager.recv(100) == b"WATCHDOG=1"
+
+
+def test_supervisor_goes_on_while_a_log_handler_blocks(supervise):
+    code, starts, output = supervise(
+        """
+        import threading
+        supervisor.BACKOFF = 0.01, 0.04
+        supervisor.logs.flush.__defaults__ = (0.01,)
+
+        class Blocking(logging.Handler):
+            def emit(self, record):
+                threading.Event().wait()
+
+        logging.getLogger().addHandler(Blocking())
+
+        def run(ready):
+            ready()
+            return 1 if number() < 3 else 0
+        """
+    )
+
+    assert (code, starts) == (0, 3)
+    assert output.count("restarting it in") == 1
 
 
 def test_default_restart_delays_match_the_documentation():

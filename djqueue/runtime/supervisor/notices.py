@@ -24,11 +24,13 @@ def notify(*lines: str) -> None:
         return
     if address.startswith("@"):
         address = "\0" + address[1:]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as link:
-        try:
+    kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    try:
+        with socket.socket(socket.AF_UNIX, kind) as link:
             link.sendto("\n".join(lines).encode(), address)
-        except OSError:
-            return  # systemd is restarting, or the socket is not reachable from here.
+    except OSError:
+        # systemd is restarting, does not read, or cannot be reached from here, or no descriptor is free.
+        return
 
 
 def reloading() -> None:

@@ -4,7 +4,10 @@ It runs no jobs and opens no connections, so that nothing a job does can disturb
 GIL, leaks memory or crashes affects its own process only.
 """
 
+import atexit
+import errno
 import gc
+import logging
 import os
 import selectors
 import signal
@@ -15,8 +18,12 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from django.db import connections
+
+from djqueue.core import logs
 from djqueue.core.deadlines import GrowingPause
 from djqueue.core.logs import Log
+from djqueue.core.messages import ThrottledLog
 from djqueue.core.overview import Finding
 
 from ..exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, STOP
@@ -48,6 +55,7 @@ HELPER_TIMEOUT = 30.0
 """Seconds that a scheduler or mirror has to stop."""
 
 logger = Log("djqueue.supervisor")
+refusals = ThrottledLog(logger, 60.0)
 
 
 class ProcessLimits(NamedTuple):
@@ -109,6 +117,15 @@ class Supervisor:
 
     def run(self) -> int | None:
         """Return the exit code when all children have ended; None if the supervisor is to start again."""
+        with logs.handled_apart(connections.close_all, connections.close_all):
+            try:
+                return self._run()
+            finally:
+                if not logs.flush():
+                    # It would wait for the lock of the handler that blocks.
+                    atexit.unregister(logging.shutdown)
+
+    def _run(self) -> int | None:
         reader, self._writer = socket.socketpair()
         reader.setblocking(False)
         self._writer.setblocking(False)
@@ -210,7 +227,14 @@ class Supervisor:
         except OSError as error:
             wait = EARLY_BACKOFF[0]
             self._due[role.name] = now + wait
-            logger.error("Process %s could not be started (%s); retrying in %g s.", role.name, error, wait)
+            refusals.log(
+                logging.ERROR,
+                role.name,
+                "Process %s could not be started (%s); retrying every %g s.",
+                role.name,
+                error,
+                wait,
+            )
             return
         self._children[child.pid] = child
         self._started[role.name] = now
@@ -470,6 +494,6 @@ def _has_terminal() -> bool:
     """Return whether this process has a controlling terminal."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
     return True

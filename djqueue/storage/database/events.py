@@ -233,13 +233,13 @@ class SqlEvents(Events):
                 self._forget(queue, key, subscriber)
 
         if self._follower.is_possible:
-            self._follower.follow()
-            if not is_confirmed and self._may_wait():
-                try:
+            try:
+                self._follower.follow()
+                if not is_confirmed and self._may_wait():
                     self._await(subscriber)
-                except BaseException:
-                    unsubscribe()
-                    raise
+            except BaseException:
+                unsubscribe()
+                raise
         return unsubscribe
 
     def _watch(self, key: JobKey, subscriber: EventSubscriber, seen: Seen | None) -> None:

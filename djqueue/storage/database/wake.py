@@ -21,7 +21,7 @@ from djqueue.core.deadlines import GrowingPause
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
-from djqueue.core.threads import after_fork, fork_lock
+from djqueue.core.threads import after_fork, fork_lock, resources_for
 from djqueue.storage.facets import Unsubscribe
 from djqueue.storage.tables.dberrors import unavailable
 
@@ -79,7 +79,11 @@ class Wake:
         entry = (None if queues is None else frozenset(queues), wake)
         with self._lock:
             self._listeners = [*self._listeners, entry]
-        self._follower.follow()
+        try:
+            self._follower.follow()
+        except BaseException:
+            self._forget(entry)
+            raise
         return lambda: self._forget(entry)
 
     def _forget(self, entry: Listener) -> None:
@@ -121,7 +125,10 @@ class Wake:
         """Notify once more after the pause, for all commits within it."""
         for key in keys:
             when = self._sent.get(key, 0) + NOTIFY_EVERY
-            self._background.at(when, key, partial(self._send_now, key))
+            try:
+                self._background.at(when, key, partial(self._send_now, key))
+            except StorageUnavailableError as error:
+                self._report(key, error)
 
     def _send_now(self, key: tuple[str, str]) -> None:
         prefix, queue = key
@@ -130,7 +137,10 @@ class Wake:
         try:
             self._database.write(lambda tx: _notify(tx, prefix, [queue]))
         except Exception as error:
-            logger.warning("Could not notify other processes, which will poll queue %r: %s", queue, error)
+            self._report(key, error)
+
+    def _report(self, key: tuple[str, str], error: Exception) -> None:
+        logger.warning("Could not notify other processes, which will poll queue %r: %s", key[1], error)
 
     def look(self, tx: Tx) -> None:
         """Wake the listeners of queues with claimable jobs, after a change of the database."""
@@ -340,11 +350,17 @@ class Follower:
             if run is not None:
                 run.signal.set()
                 return
-            run = self._run = FollowerThread()
-            run.thread = threading.Thread(
-                target=self._live, args=(run,), name="djqueue-follower", daemon=True
-            )
-            run.thread.start()
+            with resources_for("the thread that follows the database"):
+                run = FollowerThread()
+                run.thread = threading.Thread(
+                    target=self._live, args=(run,), name="djqueue-follower", daemon=True
+                )
+                try:
+                    run.thread.start()
+                except BaseException:
+                    run.signal.close()
+                    raise
+            self._run = run
 
     def close(self) -> None:
         """End the thread."""
@@ -537,16 +553,20 @@ class Background:
         self._busy = fork_lock()
 
     def at(self, when: float, key: Hashable, call: Callable[[], object]) -> None:
-        """Call a function at a time in monotonic seconds, unless one with this key waits already."""
+        """Call a function at a time in monotonic seconds, unless one with this key waits already.
+
+        Raises StorageUnavailableError if no thread can call it.
+        """
         with self._changed:
             if key in self._due:
                 return
-            self._due[key] = (when, call)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="djqueue-background", daemon=True)
-                self._thread.start()
-            else:
-                self._changed.notify()
+                thread = threading.Thread(target=self._run, name="djqueue-background", daemon=True)
+                with resources_for("the thread that writes in the background"):
+                    thread.start()
+                self._thread = thread
+            self._due[key] = (when, call)
+            self._changed.notify()
 
     def close(self) -> None:
         """Call at once what waits, and end the thread."""

@@ -58,6 +58,9 @@ class WriteBuffer:
         self._batches: list[Batch] = []
         self._jobs = 0
         self._is_writing = False
+        self._failures = 0
+        self._failure: BaseException | None = None
+        """Exception of the last write that failed."""
 
     def __bool__(self) -> bool:
         return bool(self._batches) or self._is_writing
@@ -105,10 +108,14 @@ class WriteBuffer:
                     f"{numbered(self._jobs, 'job')} with durable=False wait for the database "
                     f"{database.alias!r}, which cannot be written to. Is it running?"
                 )
+            jobs = self._jobs + sum(len(batch.payloads) for batch in kept)
+            is_full = jobs >= JOBS_PER_WRITE
+            # If this fails, no job is kept. The other thread waits for the lock.
+            self._background.at(
+                time.monotonic() + (0 if is_full else WRITE_DELAY), _key(is_full), self._write
+            )
             self._batches += kept
-            self._jobs += sum(len(batch.payloads) for batch in kept)
-            is_full = self._jobs >= JOBS_PER_WRITE
-        self._background.at(time.monotonic() + (0 if is_full else WRITE_DELAY), _key(is_full), self._write)
+            self._jobs = jobs
         results = [EnqueueResult(id, "queued", batch.queue) for batch in kept for id in batch.ids or ()]
         if not database.dialect.has_clock and connections[database.alias].in_atomic_block:
             commits.note(database.alias, results)  # Until the transaction ends, nobody can wait for them.
@@ -124,12 +131,17 @@ class WriteBuffer:
 
     def flush(self) -> None:
         """Write all jobs. Raises StorageUnavailableError; the jobs are kept then."""
+        known = self._failures
         with self._writing:
+            if self._failures != known and self._batches:
+                # The write that this call has waited for failed. Another try would take as long again.
+                raise StorageUnavailableError(str(self._failure)) from self._failure
             while batches := self._take():
                 try:
                     self._write_all(batches)
                     self._is_writing = False
-                except BaseException:
+                except BaseException as error:
+                    self._failures, self._failure = self._failures + 1, error
                     with self._lock:
                         # Some may be stored already.
                         self._batches = [batch._replace(fresh=False) for batch in batches] + self._batches
@@ -140,7 +152,7 @@ class WriteBuffer:
     def _write(self) -> None:
         try:
             self.flush()
-        except StorageUnavailableError as error:
+        except Exception as error:
             logger.warning("Could not write jobs with durable=False, retrying: %s", error)
             self._background.at(time.monotonic() + RETRY_INTERVAL, _key(True), self._write)
 
@@ -155,7 +167,7 @@ class WriteBuffer:
         """Write batches in one transaction, or one by one if one of them is refused."""
         try:
             self._enqueue(batches)
-        except StorageUnavailableError:
+        except (StorageUnavailableError, MemoryError, OSError):
             raise
         except Exception as error:
             if len(batches) > 1:

@@ -16,7 +16,7 @@ import redis
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.logs import Log
-from djqueue.core.threads import after_fork
+from djqueue.core.threads import after_fork, resources_for
 
 Address = tuple[str, int]
 
@@ -91,7 +91,8 @@ class FailoverWatch:
                     name=f"djqueue-failover-{address[1]}",
                     daemon=True,
                 )
-                thread.start()
+                with resources_for("the thread that follows the sentinels"):
+                    thread.start()
 
     def close(self) -> None:
         """End the threads, within a second."""

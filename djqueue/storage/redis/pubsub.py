@@ -28,7 +28,7 @@ from redis.exceptions import (
 from djqueue.core.deadlines import GrowingPause, remaining
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.logs import Log
-from djqueue.core.threads import after_fork
+from djqueue.core.threads import after_fork, resources_for
 
 from .client import Address, Connection
 from .connections import Connections
@@ -254,7 +254,11 @@ class PubSubReader:
 
     def start(self) -> None:
         """Start the thread. A channel must be wanted already."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self.disconnect()
+            raise
 
     def wake(self) -> None:
         """Let the thread check the wanted channels."""
@@ -578,9 +582,10 @@ class Listener:
         with self._lock:
             reader = self._reader
             if reader is None or reader.over:
-                reader = PubSubReader(self._connections, self._lock)
-                reader.channels[name] = Channel(name)
-                reader.start()
+                with resources_for("the thread that reads messages of Redis"):
+                    reader = PubSubReader(self._connections, self._lock)
+                    reader.channels[name] = Channel(name)
+                    reader.start()
                 self._reader = reader
             channel = reader.channels.setdefault(name, Channel(name))
             channel.subscribers.append(subscriber)

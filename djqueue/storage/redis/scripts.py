@@ -14,7 +14,13 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import NamedTuple
 
-from djqueue.core.errors import ConfigurationError, JobFailedError, JobTimeoutError, StorageError
+from djqueue.core.errors import (
+    ConfigurationError,
+    JobFailedError,
+    JobTimeoutError,
+    StorageError,
+    StorageUnavailableError,
+)
 from djqueue.core.job import DEAD_LETTER_REASONS
 from djqueue.core.metrics import MAX_NAMES, NUMBERS
 from djqueue.core.options import DAY, DEFAULT_OPTIONS, MAX_INTEGER
@@ -174,7 +180,10 @@ def script(name: str) -> Script:
 
 def source(name: str) -> str:
     """Return the text of a file."""
-    return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+    try:
+        return files(__package__).joinpath("lua", f"{name}.lua").read_text(encoding="utf-8")
+    except OSError as error:
+        raise StorageUnavailableError(f"the script {name!r} for Redis cannot be read: {error}") from error
 
 
 def _collect(name: str, parts: dict[str, ScriptPart]) -> None:

@@ -10,11 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from djqueue.core.errors import StorageError
 from djqueue.core.job import Batch
 from djqueue.core.logs import Log
 from djqueue.core.messages import ThrottledLog, in_one_line
-from djqueue.core.threads import after_fork
+from djqueue.core.threads import after_fork, resources_for
 from djqueue.storage.facets import EventHandler, Events, Unsubscribe
 
 from . import records
@@ -163,21 +162,16 @@ class RedisEvents(Events):
                         )
 
         remove = self._listener.add(self._keys(queue).events, received)
-        self._keep(queue)
+        try:
+            self._keep(queue)
+            self._ensure_renewals()
+        except BaseException:
+            remove()
+            raise
         with self._lock:
             self._subscribed[entry] += 1
             if with_enqueue:
                 self._deferred.add(entry)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._renew_subscriptions,
-                    args=(self._stop,),
-                    name="djqueue-redis-events",
-                    daemon=True,
-                )
-                self._thread.start()
-        if not with_enqueue:
-            self._roundtrips.run(self._watch(queue, [subscription]))
         ended = False
 
         def unsubscribe() -> None:
@@ -192,7 +186,26 @@ class RedisEvents(Events):
                     del self._subscribed[entry]
             remove()
 
+        if not with_enqueue:
+            try:
+                self._roundtrips.run(self._watch(queue, [subscription]))
+            except BaseException:
+                unsubscribe()
+                raise
         return unsubscribe
+
+    def _ensure_renewals(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(
+                    target=self._renew_subscriptions,
+                    args=(self._stop,),
+                    name="djqueue-redis-events",
+                    daemon=True,
+                )
+                with resources_for("the thread that renews subscriptions"):
+                    thread.start()
+                self._thread = thread
 
     def take_deferred(self, batches: Sequence[Batch]) -> list[ScriptCall]:
         """Return the calls that begin the subscriptions to jobs that are now enqueued."""
@@ -251,7 +264,7 @@ class RedisEvents(Events):
             for queue, subscriptions in by_queue.items():
                 try:
                     self._roundtrips.run(self._watch(queue, subscriptions))
-                except StorageError as error:
+                except Exception as error:
                     logger.warning(
                         "Could not renew the subscription to queue %r; events may be missed: %s", queue, error
                     )
@@ -302,7 +315,7 @@ class AllQueues:
         self._is_running = False
 
     def begin(self) -> None:
-        """Subscribe to the channels. Raises StorageError if not even one can be subscribed to."""
+        """Subscribe to the channels. Raises the first error if not even one can be subscribed to."""
         if (error := self._follow_all()) is not None:
             if not self._ends:
                 raise error
@@ -318,8 +331,9 @@ class AllQueues:
             self._is_due = True
             if self._is_running or self._ended.is_set():
                 return
+            with resources_for("the thread that follows new queues"):
+                threading.Thread(target=self._run, name="djqueue-redis-queues", daemon=True).start()
             self._is_running = True
-        threading.Thread(target=self._run, name="djqueue-redis-queues", daemon=True).start()
 
     def end(self) -> bool:
         """Unsubscribe; return whether this is the first call."""
@@ -333,7 +347,7 @@ class AllQueues:
         return is_first
 
     def _run(self) -> None:
-        error: StorageError | None = None
+        error: Exception | None = None
         while True:
             with self._lock:
                 if self._ended.is_set() or not (self._is_due or error is not None):
@@ -350,19 +364,19 @@ class AllQueues:
                     )
                 self._ended.wait(FOLLOW_AGAIN)
 
-    def _follow_all(self) -> StorageError | None:
+    def _follow_all(self) -> Exception | None:
         """Follow new queues, and no longer those that are gone; return the first error."""
         try:
             names = self._names()
-        except StorageError as error:
+        except Exception as error:
             return error
-        failure: StorageError | None = None
+        failure: Exception | None = None
         for queue in names:
             if queue in self._ends or self._ended.is_set():
                 continue
             try:
                 end = self._follow(queue)
-            except StorageError as error:
+            except Exception as error:
                 failure = failure or error
                 continue
             with self._lock:

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import CircuitBreaker, Outage, remaining
-from djqueue.core.errors import DjqueueError, SerializationError, StorageUnavailableError, by_code
+from djqueue.core.errors import SerializationError, StorageUnavailableError, by_code
 from djqueue.core.job import Batch, ClaimRequest, EnqueueResult, Finished, Outcome
 from djqueue.core.logs import Log
+from djqueue.core.threads import resources_for
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.wire import pack
 
@@ -473,11 +474,13 @@ class ClientSubscriptions:
         number = next(self._numbers)
         begun = threading.Event()
         with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="djqueue-subscriptions", daemon=True)
+                with resources_for("the thread of the subscriptions"):
+                    thread.start()
+                self._thread = thread
             self._entries[number] = ClientSubscription(operation, args, handler, begun)
             self._send([operation, [number, *args], {}], begun)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="djqueue-subscriptions", daemon=True)
-                self._thread.start()
         if not self._has_waited(begun, timeout):
             logger.debug("The scheduler has not confirmed a subscription yet.")
         return lambda: self._unsubscribe(number, timeout)
@@ -527,7 +530,7 @@ class ClientSubscriptions:
         while not self._closed.is_set():
             try:
                 connection = self._client.connect(monotonic() + CLOSE_TIMEOUT)
-            except (OSError, EOFError, DjqueueError) as error:
+            except Exception as error:
                 logger.debug("No scheduler for the subscriptions yet: %s", error)
                 self._closed.wait(RECONNECT_EVERY)
                 is_first = False
@@ -536,7 +539,7 @@ class ClientSubscriptions:
                 self._renew(connection, is_first=is_first)
                 while not self._closed.is_set():
                     self._hear(connection.receive(None))
-            except (OSError, EOFError) as error:
+            except Exception as error:
                 logger.debug("The connection for subscriptions was closed: %s", error)
             finally:
                 with self._lock:

@@ -14,6 +14,7 @@ from django.db import connections
 from djqueue.core.errors import DjqueueError, SerializationError, StorageError, StorageUnavailableError
 from djqueue.core.logs import Log
 from djqueue.core.messages import ThrottledLog
+from djqueue.core.threads import resources_for
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.snapshots import Part
 from djqueue.storage.wire import pack
@@ -230,8 +231,12 @@ class ClientSession:
 
     def _subscribe(self, operation: str, number: int, *args: Any) -> None:
         if self._outgoing is None:
-            self._outgoing = queue.Queue()
-            threading.Thread(target=self._send_events, name="djqueue-events", daemon=True).start()
+            outgoing: queue.Queue[bytes | None] = queue.Queue()
+            with resources_for("the thread that sends events"):
+                threading.Thread(
+                    target=self._send_events, args=(outgoing,), name="djqueue-events", daemon=True
+                ).start()
+            self._outgoing = outgoing
         self._unsubscribe(number)
         handler = partial(self._tell if operation == "events.subscribe" else self._wake, number)
         self._subscriptions[number] = self._scheduler.subscribe(operation, args, handler)
@@ -256,10 +261,9 @@ class ClientSession:
             return
         self._outgoing.put(pack(["event", number, event]))
 
-    def _send_events(self) -> None:
-        assert self._outgoing is not None
+    def _send_events(self, outgoing: "queue.Queue[bytes | None]") -> None:
         try:
-            while (data := self._outgoing.get()) is not None:
+            while (data := outgoing.get()) is not None:
                 self._woken.clear()
                 self.connection.sendall(data)
         except OSError as error:

@@ -1,5 +1,7 @@
 """Convert database errors to errors that name the database and the remedy."""
 
+import errno
+import os
 import pkgutil
 import re
 import sys
@@ -89,6 +91,8 @@ def _remedy_of_url(text: str) -> str:
 def _remedy_of_server(text: str) -> str:
     if found := TIMED_OUT.search(text):
         return f"Raise the {found['timeout']} of this connection, or end what keeps it waiting."
+    if _lacks_descriptors():
+        return "This process has too many open files: raise its limit, or find what leaves them open."
     if FULL.search(text):
         return "Free space on the disk of the database."
     if READ_ONLY.search(text):
@@ -98,6 +102,15 @@ def _remedy_of_server(text: str) -> str:
     if BROKEN.search(text):
         return "Check the disk of the database, which may be full."
     return UNKNOWN
+
+
+def _lacks_descriptors() -> bool:
+    """Return whether this process can open no file: drivers do not say so."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    return False
 
 
 def _migrate(alias: str) -> str:

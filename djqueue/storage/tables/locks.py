@@ -39,15 +39,18 @@ WRITE_BYTE = 120
 """Byte of the file DATABASE-shm that SQLite locks while a transaction writes."""
 
 
-def locked_tables(rows: Callable[[str, list[str]], Iterable[tuple[Any, ...]]]) -> Iterator[Finding]:
+def locked_tables(
+    rows: Callable[[str, list[str]], Iterable[tuple[Any, ...]]], locked_for: float = LOCKED_FOR
+) -> Iterator[Finding]:
     """Yield the sessions of PostgreSQL that keep others from writing for long.
 
     Args:
         rows: Returns the rows of a statement, in which `?` is a parameter.
+        locked_for: Seconds after which that is a problem.
     """
     seen = set()
     for table, pid, application, state, seconds in rows(LOCKS, WHOLE_TABLE):
-        if seconds >= LOCKED_FOR and pid not in seen:
+        if seconds >= locked_for and pid not in seen:
             seen.add(pid)
             about = ", ".join(filter(None, (application, state)))
             yield problem(

@@ -578,6 +578,52 @@ def test_interrupted_write_of_jobs_that_are_not_durable_is_repeated(make, monkey
     assert [claim_ids(storage), storage.buffer.lost] == [[job_id], 0]
 
 
+def test_call_that_has_waited_for_a_write_that_fails_does_not_try_it_again(make, monkeypatch):
+    monkeypatch.setattr(writebuffer, "RETRY_INTERVAL", 3_600.0)
+    storage, begun, waits, goes_on, tries = (
+        make(),
+        threading.Event(),
+        threading.Event(),
+        threading.Event(),
+        [],
+    )
+    lock, errors = storage.buffer._writing, []
+
+    class Announced:
+        def __enter__(self):
+            waits.set()
+            lock.acquire()
+
+        def __exit__(self, *_):
+            lock.release()
+
+    def fail(work):
+        tries.append(work)
+        begun.set()
+        assert goes_on.wait(PATIENCE)
+        raise StorageUnavailableError("a lock")
+
+    def read():
+        try:
+            storage.queues.names()
+        except StorageUnavailableError as error:
+            errors.append(str(error))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(storage.database.transactions, "write_apart", fail)
+        job_id = enqueue(storage, durable=False)
+        assert begun.wait(PATIENCE)
+        patch.setattr(storage.buffer, "_writing", Announced())
+        caller = threading.Thread(target=read)
+        caller.start()
+        assert waits.wait(PATIENCE)
+        goes_on.set()
+        caller.join(PATIENCE)
+
+    assert (len(tries), errors) == (1, ["a lock"])
+    assert state(storage, job_id) is State.WAITING
+
+
 def test_read_waits_for_jobs_that_are_being_written(make, monkeypatch):
     storage = make()
     begun, goes_on = threading.Event(), threading.Event()

@@ -5,6 +5,7 @@ import threading
 import pytest
 from django.db import connection, connections, transaction
 
+from djqueue import models
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.policies import LimiterPolicy, QueuePolicy
 from djqueue.storage.database import events, wake
@@ -67,6 +68,37 @@ def test_listener_that_has_just_started_finds_waiting_jobs(make, sleeper):
     sleeper.listen(None, wakes)
 
     assert wakes.arrived()
+
+
+def test_call_that_lacks_a_thread_or_a_descriptor_fails_and_the_next_one_does_not(make, monkeypatch):
+    storage, recorder, wakes = make(), Recorder(), Wakes()
+
+    def refuse(*_, **__):
+        raise RuntimeError("can't start new thread")
+
+    def refuse_descriptors(*_, **__):
+        raise OSError(24, "Too many open files")
+
+    for place, refusal in (("threading.Thread.start", refuse), ("socket.socketpair", refuse_descriptors)):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, refusal)
+            with pytest.raises(StorageUnavailableError, match=r"could not start: .*Raise the limits"):
+                storage.listen([QUEUE], wakes)
+            with pytest.raises(StorageUnavailableError, match="could not start"):
+                storage.events.subscribe(QUEUE, recorder)
+            if refusal is refuse:
+                with pytest.raises(StorageUnavailableError, match="in the background could not start"):
+                    enqueue(storage, durable=False)
+                assert enqueue(storage, id="notified once") == "notified once"
+                assert enqueue(storage, id="not notified") == "not notified"
+    storage.listen([QUEUE], wakes)
+    storage.events.subscribe(QUEUE, recorder)
+
+    enqueue(make(connect=False), id="a")
+    assert wakes.arrived()
+    recorder.until("enqueued", "a")
+    enqueue(storage, durable=False)
+    eventually(lambda: models.Job.objects.count() == 4)
 
 
 def test_stopped_listener_is_not_woken_by_another_storage(make, sleeper):

@@ -290,6 +290,31 @@ def kill_clients(server, kind):
         return client.execute_command("CLIENT", "KILL", "TYPE", kind, "SKIPME", "yes")
 
 
+@pytest.mark.parametrize("name", ["djqueue-redis-listener", "djqueue-redis-events"])
+def test_subscription_that_lacks_a_thread_fails_and_the_next_one_does_not(
+    redis_options, redis_server, open_storage, monkeypatch, name
+):
+    storage, wakes, recorder = open_storage(redis_server), Wakes(), Recorder()
+    start = Thread.start
+
+    def refuse(thread):
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Thread, "start", refuse)
+        with pytest.raises(StorageUnavailableError, match="could not start: can't start new thread"):
+            storage.events.subscribe(NEAR, recorder)
+    storage.listen(None, wakes)
+    storage.events.subscribe(NEAR, recorder)
+
+    job_id = enqueue(storage, queue=NEAR)
+
+    assert wakes.arrived()
+    recorder.until("enqueued", job_id)
+
+
 def test_killed_connections_lose_no_job_and_no_subscription(
     redis_options, redis_server, open_storage, moments
 ):

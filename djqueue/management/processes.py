@@ -35,8 +35,8 @@ from djqueue.operations.mirror import is_mirrored, mirroring
 from djqueue.operations.relay import relaying
 from djqueue.operations.sweeps import declare_now
 from djqueue.runtime import Worker
-from djqueue.runtime.configuration import new_worker_id
 from djqueue.runtime.console import NO_HANDLERS, banner, findings, summary, visible_logs
+from djqueue.runtime.context import new_worker_id
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.executors.sandbox import SandboxUnavailableError
 from djqueue.runtime.exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, let_forks_end

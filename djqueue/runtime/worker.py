@@ -16,8 +16,7 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.storage.base import Storage, Unsubscribe
 
 from .claiming import ClaimLoop
-from .configuration import Seconds, read_options
-from .context import WorkerContext
+from .context import Seconds, WorkerContext, read_options
 from .emitting import Emitter
 from .events import Counters, RunEvents
 from .executors import Executor, InlineExecutor

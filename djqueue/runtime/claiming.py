@@ -23,8 +23,8 @@ from .context import WorkerContext
 from .events import MAIN_OPERATION
 from .executors import Executor
 from .handlers import Handler, Style
-from .loops import hidden
 from .outcomes import release
+from .owntasks import hidden
 from .probation import Probation
 from .reports import Meter, Reports
 from .runs import AttemptCount, Run, Stop, lease_of

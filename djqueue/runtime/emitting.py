@@ -18,7 +18,7 @@ from djqueue.core.errors import ItemError, SerializationError
 from djqueue.core.job import Emission
 
 from .context import WorkerContext
-from .loops import hidden
+from .owntasks import hidden
 from .runs import Run
 
 INTERVAL = 0.005

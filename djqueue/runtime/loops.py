@@ -1,53 +1,22 @@
-"""Loops of a worker: its event loop, with tasks that handlers do not see, and threads that repeat an action.
-
-A handler that cancels all tasks (`asyncio.all_tasks()`) would otherwise end other jobs, and the worker.
-"""
+"""Loops of a worker: its event loop, and threads that repeat an action."""
 
 import asyncio
-from asyncio import AbstractEventLoop, Task, _unregister_task  # documented for authors of tasks
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from threading import Event, Thread
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
 
 from djqueue.conf import has_django
 
 from .executors.connections import close_connections
+from .owntasks import all_tasks, hidden, hide_tasks_on
 
 T = TypeVar("T")
-SomeTask = TypeVar("SomeTask", bound=Task[Any])
 
 LEFTOVER_GRACE = 1.0
 """Seconds in which leftover tasks must end after they are cancelled."""
-
-_hidden: "WeakKeyDictionary[AbstractEventLoop, WeakSet[Task[Any]]]" = WeakKeyDictionary()
-
-
-def hide_tasks_on(loop: AbstractEventLoop) -> None:
-    """Let `hidden` hide tasks on a loop that runs nothing but a worker."""
-    _hidden[loop] = WeakSet()
-
-
-def hidden(task: SomeTask) -> SomeTask:
-    """Hide a task of djqueue from handlers, unless the loop is the caller's. Called on the loop."""
-    tasks = _hidden.get(task.get_loop())
-    if tasks is not None:
-        tasks.add(task)
-        _unregister_task(task)
-    return task
-
-
-def all_tasks(loop: AbstractEventLoop) -> set[Task[Any]]:
-    """Return the tasks of a loop that have not ended, with the hidden ones. From any thread."""
-    tasks = asyncio.all_tasks(loop)
-    while loop in _hidden:
-        with suppress(RuntimeError):  # The set has changed meanwhile.
-            return tasks | {task for task in _hidden[loop] if not task.done()}
-    return tasks
 
 
 def run_loop(main: Coroutine[Any, Any, T], on_stray: Callable[[BaseException], object]) -> T:

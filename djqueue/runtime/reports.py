@@ -12,7 +12,7 @@ from djqueue.core.metrics import PARTS, Histogram, RunStats, part_of
 
 from .context import WorkerContext
 from .emitting import Emitter, Flushing, RunItems
-from .loops import hidden
+from .owntasks import hidden
 from .runs import Child, Run, aread, children, read
 
 INTERVAL = 0.1

@@ -21,7 +21,7 @@ from djqueue.core.logs import (
 )
 from djqueue.core.workers import MAX_DUMP
 
-from .loops import all_tasks
+from .owntasks import all_tasks
 
 MAX_MESSAGE = 10_000
 """Maximum of characters of a message."""

@@ -22,7 +22,8 @@ from .context import WorkerContext
 from .executors import Executor
 from .exits import supervisor
 from .leases import seconds_between_checks
-from .loops import Periodic, hidden
+from .loops import Periodic
+from .owntasks import hidden
 from .runs import Run, Stop, lease_of
 from .tracebacks import stacks
 

@@ -24,8 +24,9 @@ from .executors.connections import close_connections
 from .executors.router import ExecutorRouter, handlers_for_processes
 from .handlers import Handler, Handlers, read_handlers
 from .leases import LeaseTable
-from .loops import hidden, run_loop
+from .loops import run_loop
 from .maintenance import Maintenance, UnhandledWatch
+from .owntasks import hidden
 from .reports import Meter, Reports
 from .runs import AttemptCount, Run, Runs, Stop
 from .shutdown import Shutdown

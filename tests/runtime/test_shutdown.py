@@ -9,7 +9,8 @@ from djqueue import Worker
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.runtime import shutdown
 from djqueue.runtime.executors import inline
-from djqueue.runtime.loops import all_tasks, run_loop
+from djqueue.runtime.loops import run_loop
+from djqueue.runtime.owntasks import all_tasks
 from tests.runtime.running import HANDLER, messages, new_threads, reached, record, work_off, working
 from tests.support import PATIENCE, aeventually, eventually
 

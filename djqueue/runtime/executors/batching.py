@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from djqueue.core.errors import UnrecoverableError
 from djqueue.core.logs import frames_of
 from djqueue.runtime.handlers import Handler, call_arguments
-from djqueue.runtime.loops import hidden
+from djqueue.runtime.owntasks import hidden
 from djqueue.runtime.runs import CURRENT, JobContext, Run, Stop
 
 from .execution import isolate_context

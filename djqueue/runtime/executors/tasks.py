@@ -9,7 +9,7 @@ from typing import Any
 
 from djqueue.core.job import Outcome
 from djqueue.runtime.context import WorkerContext
-from djqueue.runtime.loops import hidden
+from djqueue.runtime.owntasks import hidden
 from djqueue.runtime.runs import CURRENT, Run
 
 from .connections import DatabaseThreads, ThreadBinding

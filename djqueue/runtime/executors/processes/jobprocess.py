@@ -14,7 +14,7 @@ from djqueue.core.executors import ISOLATED, SUBPROCESS, JobLimits
 from djqueue.core.job import Outcome
 from djqueue.core.workers import ProcessInfo
 from djqueue.runtime.events import RunEvents
-from djqueue.runtime.loops import hidden
+from djqueue.runtime.owntasks import hidden
 from djqueue.runtime.runs import Run, Stop
 from djqueue.storage import wire
 

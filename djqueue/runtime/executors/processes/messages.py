@@ -16,7 +16,7 @@ from djqueue.core.job import EnqueueResult, JobFailure, Outcome
 from djqueue.core.logs import MAX_TRACEBACK
 from djqueue.core.units import MAX_DURATION
 from djqueue.runtime.emitting import RunItems
-from djqueue.runtime.loops import hidden
+from djqueue.runtime.owntasks import hidden
 from djqueue.runtime.reports import MAX_LINE
 from djqueue.runtime.runs import Records, Run, Stop
 from djqueue.runtime.tracebacks import MAX_MESSAGE, clean

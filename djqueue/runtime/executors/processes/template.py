@@ -23,7 +23,7 @@ from djqueue.runtime.events import RunEvents
 from djqueue.runtime.executors.sandbox import SandboxError
 from djqueue.runtime.executors.sandbox.broker import ConnectBroker, DeniedAccess, receive_listener
 from djqueue.runtime.handlers import Handler
-from djqueue.runtime.loops import hidden
+from djqueue.runtime.owntasks import hidden
 
 from . import kernel, templatemain
 from .sandboxplan import SandboxPlan, new_parent, remove_tree

@@ -10,10 +10,10 @@ from django.db import close_old_connections, connections, transaction
 from django.dispatch import Signal
 
 from djqueue.conf import has_django
+from djqueue.core.callqueue import CallQueue
 from djqueue.core.job import Batch, EnqueueResult, Incident
 from djqueue.core.logs import Log, type_name
 from djqueue.core.messages import ThrottledLog
-from djqueue.core.threads import CallQueue
 from djqueue.signals import job_cancelled, job_enqueued, job_failed, job_stalled, schedule_fired
 from djqueue.storage.base import Storage
 

@@ -17,8 +17,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from .callqueue import CallQueue
 from .messages import ThrottledLog
-from .threads import CallQueue
 
 MAX_WAITING = 2_000
 """Records that wait for slow handlers; further ones are dropped and counted."""

@@ -2,8 +2,8 @@
 
 import threading
 
-from djqueue.core import threads
-from djqueue.core.threads import CallQueue
+from djqueue.core import callqueue
+from djqueue.core.callqueue import CallQueue
 from tests.support import PATIENCE, eventually
 
 
@@ -62,7 +62,7 @@ def test_thread_that_cannot_start_is_started_by_the_next_call(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(threads.Thread, "start", refuse)
+        patch.setattr(callqueue.Thread, "start", refuse)
         queue.put(lambda: called.append("first"))
         assert not queue.flush(0)
     queue.put(lambda: called.append("second"))
@@ -73,7 +73,7 @@ def test_thread_that_cannot_start_is_started_by_the_next_call(monkeypatch):
 
 
 def test_idle_thread_ends_and_releases_what_it_used(monkeypatch):
-    monkeypatch.setattr(threads, "IDLE", 0.01)
+    monkeypatch.setattr(callqueue, "IDLE", 0.01)
     queue, _, _ = make()
     released = threading.Event()
     queue.idle = released.set

@@ -3,7 +3,7 @@
 The jobs of each queue are scanned, and each job is read at one moment, with all that belongs to it. A scan
 returns each job that is there from its beginning to its end, perhaps twice. A job that is moved to a queue
 that was scanned already would be missed. Therefore the queues record which jobs arrive meanwhile, and these
-are read at the end, wherever they are by then. Jobs on their way between two queues are let arrive first.
+are read at the end, wherever they are by then. Jobs that are moving between two queues are let arrive first.
 """
 
 import sqlite3

@@ -38,7 +38,7 @@ from djqueue.core.overview import Finding
 from djqueue.core.threads import after_fork
 from djqueue.core.units import to_datetime
 from djqueue.operations.healthchecks import start_bounded
-from djqueue.storage.tables.locks import LOCKS, WHOLE_TABLE, locked_tables
+from djqueue.storage.tables.dberrors import LOCKS, WHOLE_TABLE, locked_tables
 
 logger = Log("djqueue.dashboard")
 ACTIVE = 1

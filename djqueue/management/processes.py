@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from random import Random
+from signal import Signals
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,8 @@ from djqueue.operations.mirror import is_mirrored, mirroring
 from djqueue.operations.relay import relaying
 from djqueue.operations.sweeps import declare_now
 from djqueue.runtime import Worker
-from djqueue.runtime.configuration import new_worker_id
 from djqueue.runtime.console import NO_HANDLERS, banner, findings, summary, visible_logs
+from djqueue.runtime.context import new_worker_id
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.executors.sandbox import SandboxUnavailableError
 from djqueue.runtime.exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, let_forks_end
@@ -101,8 +102,16 @@ class WorkerRunner:
         """Attempts of all processes of the worker, with `--max-jobs`."""
 
     def run_here(self) -> Worker:
-        """Run a worker in this process, without a supervisor."""
-        return self._run(self._options)
+        """Run a worker in this process, without a supervisor: it does everything."""
+        with self._worker(self._options, SIGNALS) as worker:
+            self._connect(worker, starts_scheduler=not self._options["join"])
+            storage = worker.storage
+            with mirroring(storage), relaying(storage), backing_up(storage), self._running_celery():
+                self._serve(worker)
+        self._summarize(worker)
+        if self._was_replaced:
+            raise CommandError("another process has taken over as the scheduler, so this one stopped")
+        return worker
 
     def supervise(self) -> None:
         """Run the supervisor and its children; start again after SIGHUP."""
@@ -139,41 +148,40 @@ class WorkerRunner:
         if code:
             raise CommandError("a process could not run, so the supervisor stopped", returncode=code)
 
-    def _run(
-        self, options: dict[str, Any], on_started: Callable[[], None] | None = None, *, reports: bool = True
-    ) -> Worker:
-        """Run a worker in this process.
+    def _run_child(self, number: int, worker_id: str | None, ready: Ready) -> int:
+        """Run a worker as a child of the supervisor, whose other children do the rest of the work."""
+        limit, is_first = self._options["max_jobs_per_process"], number == 1
+        changed = {"worker_id": worker_id, "max_jobs": limit or self._options["max_jobs"]}
+        with self._worker({**self._options, **changed}, CHILD_SIGNALS) as worker:
+            worker.on_started = ready
+            worker.is_replaceable = True
+            worker.attempt_count = self._attempt_count
+            self._connect(worker, starts_scheduler=False)
+            if is_first and self._options["verbosity"]:
+                self._write_findings(worker)
+            # The lease keeper, which ignores the signals instead, has already been forked.
+            let_forks_end()
+            # One process of each supervisor looks at what all of them share.
+            with watching_health() if is_first else nullcontext(), self._running_celery():
+                serve(worker, CHILD_SIGNALS)
+        self._summarize(worker, f"Worker {worker.id}: ")
+        counters = worker.counters
+        is_used_up = limit is not None and counters.claimed - counters.released >= limit
+        return RECYCLED if is_used_up or worker.was_recycled else FINISHED
+
+    @contextmanager
+    def _worker(self, options: dict[str, Any], signals: tuple[Signals, ...]) -> Iterator[Worker]:
+        """Make a worker, whose leases are kept meanwhile; close its storage at the end.
 
         Args:
             options: Options of the command, or of a child of the supervisor.
-            on_started: Called when the worker claims jobs. If given, this is a child of the supervisor,
-                whose other children do the rest of the work.
-            reports: Whether to write the problems found, and to watch the health of the storage.
+            signals: Signals that end the block, before the worker handles them.
         """
-        verbosity, is_child = options["verbosity"], on_started is not None
-        with visible_logs(verbosity), interruptible(CHILD_SIGNALS if is_child else SIGNALS):
+        with visible_logs(options["verbosity"]), interruptible(signals):
             worker = self._make_worker(options)
-            worker.on_started = on_started
-            worker.is_replaceable = is_child
-            worker.attempt_count = self._attempt_count
             keeper = self._start_keeper(worker)
             try:
-                self._connect(worker, starts_scheduler=not is_child and not options["join"])
-                declare_now(worker.storage)
-                annotate_version(worker.storage)
-                if is_child:
-                    if verbosity and reports:
-                        self._write_findings(worker)
-                    # The lease keeper, which ignores the signals instead, has already been forked.
-                    let_forks_end()
-                    # One process of each supervisor looks at what all of them share.
-                    watching = watching_health() if reports else nullcontext()
-                    with watching, self._running_celery():
-                        serve(worker, CHILD_SIGNALS)
-                else:
-                    storage = worker.storage
-                    with mirroring(storage), relaying(storage), backing_up(storage), self._running_celery():
-                        self._serve(worker, verbosity)
+                yield worker
             except DjqueueError as error:
                 raise CommandError(str(error)) from error
             except KeyboardInterrupt:
@@ -182,19 +190,6 @@ class WorkerRunner:
                 if keeper is not None:
                     keeper.close()
                 self._close(worker.storage)
-        if verbosity:
-            self._stdout.write(f"Worker {worker.id}: {summary(worker)}" if is_child else summary(worker))
-        if self._was_replaced:
-            raise CommandError("another process has taken over as the scheduler, so this one stopped")
-        return worker
-
-    def _run_child(self, number: int, worker_id: str | None, ready: Ready) -> int:
-        limit = self._options["max_jobs_per_process"]
-        changed = {"worker_id": worker_id, "max_jobs": limit or self._options["max_jobs"]}
-        worker = self._run({**self._options, **changed}, ready, reports=number == 1)
-        counters = worker.counters
-        is_used_up = limit is not None and counters.claimed - counters.released >= limit
-        return RECYCLED if is_used_up or worker.was_recycled else FINISHED
 
     def _make_worker(self, options: dict[str, Any]) -> Worker:
         try:
@@ -263,15 +258,21 @@ class WorkerRunner:
             scheduler.starts_here = starts_scheduler
             scheduler.on_lost = on_lost
         storage.connect()
+        declare_now(storage)
+        annotate_version(storage)
 
-    def _serve(self, worker: Worker, verbosity: int) -> None:
-        if verbosity:
+    def _serve(self, worker: Worker) -> None:
+        if self._options["verbosity"]:
             self._stdout.write(banner(worker))
             self._stdout.flush()
             self._write_findings(worker)
         if not worker.handlers:
             self._stderr.write(self._warning(NO_HANDLERS))
         serve(worker)
+
+    def _summarize(self, worker: Worker, prefix: str = "") -> None:
+        if self._options["verbosity"]:
+            self._stdout.write(f"{prefix}{summary(worker)}")
 
     def _write_findings(self, worker: Worker) -> None:
         for finding in findings(worker):

@@ -32,8 +32,7 @@ from .jobs import (
     RetainedJob,
     RetainedTotal,
 )
-from .metrics import Annotation, MetricBucket
-from .queues import GroupState, LimiterState, QueueState
+from .queues import Annotation, GroupState, LimiterState, MetricBucket, QueueState
 from .schedules import CronJob, CronJobQuerySet, Missed, OnBlackout, Overlap, ScheduleSource
 from .workers import BackupState, LeaderLeaseRow, WorkerState
 

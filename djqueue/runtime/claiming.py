@@ -326,13 +326,12 @@ class ClaimLoop:
 
     def _dispatch(self, request: ClaimRequest, claims: Claims, now: int, *, verbose: bool) -> None:
         """Start the claimed jobs; release those that may not or cannot run here."""
-        probation = self._probation
-        must_release = probation.refuses(claims)
-        probation.learn(request, claims)
+        must_release = self._probation.refuses(claims)
+        self._probation.learn(request, claims)
         self._wait = claims.wait
         if not request.stalled:
             # Stalled jobs that this request excluded may be waiting.
-            left = int(probation.left() * 1_000)
+            left = int(self._probation.left() * 1_000)
             self._wait = left if claims.wait is None else min(left, claims.wait)
         if not claims.jobs:
             return
@@ -341,6 +340,21 @@ class ClaimLoop:
             for claimed in claims.jobs:
                 self._release(claimed)
             return
+        runs = self._begin_runs(claims, now)
+        self._write_attempt_count()
+        if self._lease_table is not None:
+            leases = [(each.queue, each.id, each.token) for each in claims.jobs]
+            if not self._lease_table.add(leases):
+                self._lease_table.replace(map(lease_of, self._runs.held()))
+        # All runs are known before the first one starts, because a handler may cancel another job.
+        for run in runs:
+            if verbose:
+                self._events.started(run)
+            self._executor.start(run)
+        self._cancel_watch.watch()
+
+    def _begin_runs(self, claims: Claims, now: int) -> list[Run]:
+        """Return the runs of claimed jobs; release the jobs without a handler here."""
         runs: list[Run] = []
         for claimed in claims.jobs:
             handler = self._handlers.get(claimed.name)
@@ -354,21 +368,11 @@ class ClaimLoop:
             if claimed.lease < self._heartbeat.shortest_lease:
                 self._heartbeat.expect(claimed.lease)
             if claimed.stalls:
-                probation.start(run, now)
+                self._probation.start(run, now)
                 # The storage returned only this job, however many are ready: claim again at once.
                 self._wait = 0
             runs.append(run)
-        self._write_attempt_count()
-        if self._lease_table is not None:
-            leases = [(each.queue, each.id, each.token) for each in claims.jobs]
-            if not self._lease_table.add(leases):
-                self._lease_table.replace(map(lease_of, self._runs.held()))
-        # All runs are known before the first one starts, because a handler may cancel another job.
-        for run in runs:
-            if verbose:
-                self._events.started(run)
-            self._executor.start(run)
-        self._cancel_watch.watch()
+        return runs
 
     def _release(self, claimed: Claimed, delay: int = 0) -> None:
         """Return a claimed job to its queue without running it."""

@@ -11,10 +11,9 @@ from djqueue.core.job import ProgressReport
 from djqueue.core.metrics import PARTS, Histogram, RunStats, part_of
 
 from .context import WorkerContext
-from .dependencies import Child, aread, children, read
 from .emitting import Emitter, Flushing, RunItems
 from .owntasks import hidden
-from .runs import Run
+from .runs import Child, Run, aread, children, read
 
 INTERVAL = 0.1
 """Minimum of seconds between two batches of progress and log lines."""

@@ -16,14 +16,13 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.storage.base import Storage, Unsubscribe
 
 from .claiming import ClaimLoop
-from .configuration import Seconds, read_options
-from .context import WorkerContext
+from .context import Seconds, WorkerContext, read_options
 from .emitting import Emitter
 from .events import Counters, RunEvents
 from .executors import Executor, InlineExecutor
 from .executors.connections import close_connections
 from .executors.router import ExecutorRouter, handlers_for_processes
-from .handlers import Handlers, read_handlers
+from .handlers import Handler, Handlers, read_handlers
 from .leases import LeaseTable
 from .loops import run_loop
 from .maintenance import Maintenance, UnhandledWatch
@@ -124,7 +123,8 @@ class Worker:
         self._hurrying = False
         self._was_run = False
         self._is_claiming = False
-        self._is_composed = False
+        self.parts: WorkerParts | None = None
+        """The parts of the worker, while it runs and after that."""
         self._task: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
         self._ready = threading.Event()
@@ -132,7 +132,6 @@ class Worker:
         self._opened: asyncio.Event | None = None
         """The same for `async with`."""
         self._failure: BaseException | None = None
-        self._unsubscribe: list[Unsubscribe] = []
 
     def __repr__(self) -> str:
         return f"<Worker {self.id}>"
@@ -162,18 +161,20 @@ class Worker:
         if self._was_run:
             raise RuntimeError("A Worker can't be restarted; create a new one.")
         self._was_run = True
-        self.loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         if self.options.connect:
             # Connecting may wait for another process to stop; a thread keeps the loop running.
             await asyncio.to_thread(self._connect)
-        self._compose()
+        parts = WorkerParts(self._context(loop), self._process_handlers, self.attempt_count)
+        self.parts = parts
         with logs.handled_apart(clean_thread, close_thread):
             try:
-                await self._start()
-                await self._claim_until_done()
+                await parts.start()
+                self._begin(parts)
+                await parts.claim_until_done()
             finally:
-                self.abandoned = self.shutdown.abandoned
-                await self._close()
+                self.abandoned = parts.shutdown.abandoned
+                await parts.close()
                 await asyncio.to_thread(announcer.flush, SIGNAL_TIMEOUT)
                 await asyncio.to_thread(logs.flush)
 
@@ -187,13 +188,7 @@ class Worker:
         """
         self.stopping = True
         self._hurrying = self._hurrying or hurry
-        if not self._is_composed:
-            return
-        try:
-            self.loop.call_soon_threadsafe(self._begin_shutdown)
-        except RuntimeError:
-            # The loop is closed: the worker has already ended.
-            self.events.ignored("a stop request")
+        self._call("a stop request", lambda parts: parts.shutdown.begin(hurry=self._hurrying))
 
     def quiet(self) -> None:
         """Stop claiming until `resume`, and finish the running jobs. From any thread, like `stop`."""
@@ -277,13 +272,14 @@ class Worker:
     def lose(self, run: Run) -> None:
         """Stop a run whose lease the storage no longer accepts. From any thread."""
         # If the run has ended, the storage's answer to its outcome counts.
-        if run.outcome is None:
-            self.executor.stop(run, Stop.LOST)
+        if run.outcome is None and self.parts is not None:
+            self.parts.executor.stop(run, Stop.LOST)
 
     def recycle(self) -> None:
         """Finish the jobs that can finish, and end. Called on the loop, because a handler is stuck."""
         self.stopping = self.was_recycled = True
-        self.shutdown.recycle()
+        if self.parts is not None:
+            self.parts.shutdown.recycle()
 
     def _connect(self) -> None:
         try:
@@ -292,38 +288,7 @@ class Worker:
             if has_django():
                 close_connections()
 
-    def _compose(self) -> None:
-        """Create the parts, on the loop that they run on. A part may use those above it."""
-        self.wake_event = WakeEvent(self.loop)
-        context = self._context()
-        self.reports = Reports(context, Emitter(context))
-        self.executor = self._make_executor(context)
-        self.heartbeat = Heartbeat(context, self.executor)
-        self.cancel_watch = CancelWatch(context, self.executor, self.heartbeat)
-        self.maintenance = (
-            Maintenance(
-                self.storage,
-                self.events,
-                self.random,
-                UnhandledWatch(self.storage, self.events, self.clock, self.options.queues),
-            )
-            if self.options.maintain
-            else None
-        )
-        self.meter = Meter(context)
-        self.claim_loop = ClaimLoop(
-            context,
-            self.executor,
-            self.reports,
-            self.heartbeat,
-            self.cancel_watch,
-            self.meter,
-            self.attempt_count,
-        )
-        self.shutdown = Shutdown(context, self.claim_loop, self.executor)
-        self._is_composed = True
-
-    def _context(self) -> WorkerContext:
+    def _context(self, loop: asyncio.AbstractEventLoop) -> WorkerContext:
         return WorkerContext(
             storage=self.storage,
             settings=self.settings,
@@ -333,41 +298,16 @@ class Worker:
             events=self.events,
             clock=self.clock,
             random=self.random,
-            loop=self.loop,
-            wake_event=self.wake_event,
+            loop=loop,
+            wake_event=WakeEvent(loop),
             control=self,
             lease_table=self.lease_table,
             kind=self.kind,
             started_at=self.started_at,
         )
 
-    def _make_executor(self, context: WorkerContext) -> Executor:
-        if self._process_handlers:
-            return ExecutorRouter(context, self.reports, self._process_handlers)
-        return InlineExecutor(context)
-
-    async def _start(self) -> None:
-        """Register the worker, start its threads, and apply what was called before it could claim.
-
-        If the storage has become unavailable since it was connected, the heartbeat registers the worker
-        later. Raises any other error of the storage.
-        """
-        storage = self.storage
-        try:
-            await storage.acall(storage.workers.register, self.heartbeat.info())
-        except StorageUnavailableError as error:
-            self.heartbeat.note_unavailable(error)
-        # Subscribing before the first claim ensures that no job arrives unnoticed in between.
-        self._unsubscribe.append(
-            await storage.acall(storage.listen, self.options.queues, self.wake_event.jobs_came)
-        )
-        self._unsubscribe.append(
-            await storage.acall(storage.workers.on_command, self.id, self.heartbeat.hasten)
-        )
-        self.heartbeat.start()
-        if self.maintenance is not None:
-            self.maintenance.start()
-        self.events.worker_started()
+    def _begin(self, parts: "WorkerParts") -> None:
+        """Announce that the worker claims jobs, and apply what was called before it could."""
         self._is_claiming = True
         self._ready.set()
         if self.on_started is not None:
@@ -375,65 +315,24 @@ class Worker:
         if self._opened is not None:
             self._opened.set()
         if self.paused:
-            self.claim_loop.pause(True)
+            parts.claim_loop.pause(True)
         if self.stopping:
-            self._begin_shutdown()
-
-    async def _claim_until_done(self) -> None:
-        # A task of its own, so that cancelling the worker does not cancel calls of the storage.
-        claiming = hidden(asyncio.create_task(self.claim_loop.run()))
-        self.shutdown.cancel_claiming = claiming.cancel
-        try:
-            await asyncio.shield(claiming)
-        except asyncio.CancelledError:
-            if claiming.cancelled():
-                # The shutdown cancelled it because the storage does not answer; `_close` logs that.
-                return
-            self.stop(hurry=True)
-            await asyncio.wait([claiming])
-            if not claiming.cancelled():
-                claiming.result()
-            raise
-
-    async def _close(self) -> None:
-        """Stop the threads, cancel the subscriptions, and unregister the worker."""
-        self.shutdown.close()
-        await self.reports.close()
-        await asyncio.to_thread(self._stop_threads)
-        self.executor.close()
-        if unreported := len(self.runs.unreported) + len(self.runs.ended):
-            self.events.undelivered(unreported)
-        try:
-            async with asyncio.timeout(UNREGISTER_TIMEOUT):
-                await self._unregister()
-        except Exception as error:
-            # The storage removes workers without heartbeats.
-            self.events.storage_failed("unregister", error)
-        self.events.worker_stopped()
-
-    async def _unregister(self) -> None:
-        await self.cancel_watch.close()
-        await self.meter.close()
-        for unsubscribe in self._unsubscribe:
-            await self.storage.acall(unsubscribe)
-        await self.storage.acall(self.storage.workers.unregister, self.id)
-
-    def _stop_threads(self) -> None:
-        if self.maintenance is not None:
-            self.maintenance.stop()
-        self.heartbeat.stop()
-
-    def _begin_shutdown(self) -> None:
-        self.shutdown.begin(hurry=self._hurrying)
+            parts.shutdown.begin(hurry=self._hurrying)
 
     def _pause(self, paused: bool) -> None:
         self.paused = paused
-        if not self._is_composed:
+        self._call("a pause or resume request", lambda parts: parts.claim_loop.pause(paused))
+
+    def _call(self, request: str, call: "Callable[[WorkerParts], None]") -> None:
+        """Call the parts on their loop, from any thread; before they exist, `_begin` applies the request."""
+        parts = self.parts
+        if parts is None:
             return
         try:
-            self.loop.call_soon_threadsafe(self.claim_loop.pause, paused)
+            parts.loop.call_soon_threadsafe(call, parts)
         except RuntimeError:
-            self.events.ignored("a pause or resume request")
+            # The loop is closed: the worker has already ended.
+            self.events.ignored(request)
 
     def _run_in_thread(self) -> None:
         try:
@@ -442,3 +341,120 @@ class Worker:
             self._failure = error
         finally:
             self._ready.set()
+
+
+class WorkerParts:
+    """The parts of a worker, created on the loop that they run on; how they start and end together.
+
+    Args:
+        context: Objects that the parts share.
+        process_handlers: Handlers that run in processes of their own.
+        attempt_count: Counter of the attempts of several workers, if they count toward one `max_jobs`.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        process_handlers: list[Handler],
+        attempt_count: AttemptCount | None,
+    ) -> None:
+        self.loop = context.loop
+        self._storage = context.storage
+        self._options = context.options
+        self._runs = context.runs
+        self._events = context.events
+        self._wake_event = context.wake_event
+        self._control = context.control
+        self._unsubscribe: list[Unsubscribe] = []
+        # A part may use those above it.
+        self._reports = Reports(context, Emitter(context))
+        self.executor: Executor = (
+            ExecutorRouter(context, self._reports, process_handlers)
+            if process_handlers
+            else InlineExecutor(context)
+        )
+        self.heartbeat = Heartbeat(context, self.executor)
+        self._cancel_watch = CancelWatch(context, self.executor, self.heartbeat)
+        self._maintenance = None
+        if self._options.maintain:
+            watch = UnhandledWatch(self._storage, self._events, context.clock, self._options.queues)
+            self._maintenance = Maintenance(self._storage, self._events, context.random, watch)
+        self._meter = Meter(context)
+        self.claim_loop = ClaimLoop(
+            context,
+            self.executor,
+            self._reports,
+            self.heartbeat,
+            self._cancel_watch,
+            self._meter,
+            attempt_count,
+        )
+        self.shutdown = Shutdown(context, self.claim_loop, self.executor)
+
+    async def start(self) -> None:
+        """Register the worker, and start its threads.
+
+        If the storage has become unavailable since it was connected, the heartbeat registers the worker
+        later. Raises any other error of the storage.
+        """
+        storage = self._storage
+        try:
+            await storage.acall(storage.workers.register, self.heartbeat.info())
+        except StorageUnavailableError as error:
+            self.heartbeat.note_unavailable(error)
+        # Subscribing before the first claim ensures that no job arrives unnoticed in between.
+        self._unsubscribe.append(
+            await storage.acall(storage.listen, self._options.queues, self._wake_event.jobs_came)
+        )
+        self._unsubscribe.append(
+            await storage.acall(storage.workers.on_command, self._options.worker_id, self.heartbeat.hasten)
+        )
+        self.heartbeat.start()
+        if self._maintenance is not None:
+            self._maintenance.start()
+        self._events.worker_started()
+
+    async def claim_until_done(self) -> None:
+        """Claim and run jobs until the worker stops; cancelling this stops it in a hurry."""
+        # A task of its own, so that cancelling the worker does not cancel calls of the storage.
+        claiming = hidden(asyncio.create_task(self.claim_loop.run()))
+        self.shutdown.cancel_claiming = claiming.cancel
+        try:
+            await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            if claiming.cancelled():
+                # The shutdown cancelled it because the storage does not answer; `close` logs that.
+                return
+            self._control.stop(hurry=True)
+            await asyncio.wait([claiming])
+            if not claiming.cancelled():
+                claiming.result()
+            raise
+
+    async def close(self) -> None:
+        """Stop the threads, cancel the subscriptions, and unregister the worker."""
+        self.shutdown.close()
+        await self._reports.close()
+        await asyncio.to_thread(self._stop_threads)
+        self.executor.close()
+        if unreported := len(self._runs.unreported) + len(self._runs.ended):
+            self._events.undelivered(unreported)
+        try:
+            async with asyncio.timeout(UNREGISTER_TIMEOUT):
+                await self._unregister()
+        except Exception as error:
+            # The storage removes workers without heartbeats.
+            self._events.storage_failed("unregister", error)
+        self._events.worker_stopped()
+
+    async def _unregister(self) -> None:
+        await self._cancel_watch.close()
+        await self._meter.close()
+        for unsubscribe in self._unsubscribe:
+            await self._storage.acall(unsubscribe)
+        await self._storage.acall(self._storage.workers.unregister, self._options.worker_id)
+
+    def _stop_threads(self) -> None:
+        if self._maintenance is not None:
+            self._maintenance.stop()
+        self.heartbeat.stop()

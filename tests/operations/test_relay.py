@@ -490,7 +490,7 @@ def test_runworkers_relays_the_outbox(tables, redis_url, settings, monkeypatch):
     }
     found = []
 
-    def serve(_self, worker, _verbosity):
+    def serve(_self, _worker):
         with transaction.atomic():
             result = Queue("emails").enqueue(1)
         found.append(eventually(lambda: Queue("emails").get_job(result.id)))

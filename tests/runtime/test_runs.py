@@ -108,8 +108,8 @@ def test_renewal_that_crosses_an_outcome_stops_no_attempt(runs):
 
     worker = Worker(MemoryStorage(), handlers={})
     worker.storage.renew = lambda leases: [Renewal(False) for _ in leases]
-    worker.executor = SimpleNamespace(stop=lambda run, reason: stopped.append((run, reason)))
-    worker.loop, worker.wake_event = None, None
-    Heartbeat(worker._context(), worker.executor).renew([ended, gone])
+    executor = SimpleNamespace(stop=lambda run, reason: stopped.append((run, reason)))
+    worker.parts = SimpleNamespace(executor=executor)
+    Heartbeat(worker._context(loop=None), executor).renew([ended, gone])
 
     assert stopped == [(gone, Stop.LOST)]

@@ -154,7 +154,7 @@ def _dry_run(df: "DataFrame", options: "WriteOptions") -> "WriteReport":
 
     A dry run saves no report with the storage, so the tasks return their reports as rows.
     """
-    from .columntypes import check_types
+    from .columns import check_types
     from .reporting import TaskReport
     from .writing import Write
 

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 
 from djqueue.core.errors import OptionError
 
-from .columntypes import check_types
+from .columns import check_types
 from .locations import REMEDY, has_password
 from .options import ReadOptions, WriteOptions
 from .reading import JobEventStream, Read

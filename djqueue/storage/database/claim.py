@@ -1,11 +1,10 @@
 """Claims: which ready jobs become active, within the limits of their queues."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from djqueue.core.job import Claimed, ClaimRequest, Claims
 from djqueue.core.logs import Log
-from djqueue.core.options import JobOptions
 from djqueue.core.policies import GLOBAL, NO_RETENTION, Rate
 from djqueue.core.states import State
 from djqueue.storage.tables.rows import pair_of_limits, unpack_options
@@ -131,46 +130,27 @@ def claim(tx: Tx, request: ClaimRequest, *, waits: bool = True, expires: bool = 
         expires: Fail jobs whose ttl has ended, which may wait for their dependents. Otherwise, leave them.
     """
     tx.waits, tx.expires = waits, expires
-    claimed: list[Claimed] = []
-    hints: list[int] = []
+    call = ClaimCall(tx, request)
     if request.slots > 0 and request.names:
         # First the queues that recently had jobs: this saves a look at all of them.
         known = tx.database.ready_queues.get(request.queues, tx.tick)
-        if not _claim_from(
-            (_claimable_queue(tx, name) for name in _rotated(tx, known)), tx, request, claimed, hints
-        ):
+        if not call.serve(_claimable_queue(tx, name) for name in _rotated(tx, known)):
             # The second pass finds these hints again.
-            hints.clear()
+            call.hints.clear()
             names = used_queues(tx) if request.queues is None else request.queues
             candidates = [
                 queue for queue in (_claimable_queue(tx, name) for name in names) if queue is not None
             ]
             ready = [queue.name for queue in candidates if queue.has_ready]
             tx.database.ready_queues.set(request.queues, tx.tick, ready)
-            _claim_from(_rotated(tx, candidates), tx, request, claimed, hints)
-    return Claims(claimed, min(hints, default=None))
+            call.serve(_rotated(tx, candidates))
+    return Claims(call.claimed, min(call.hints, default=None))
 
 
 def _rotated(tx: Tx, values: Sequence[T]) -> Sequence[T]:
     """Return values in their order, each time beginning with the next one."""
     first = tx.database.rotation() % len(values) if len(values) > 1 else 0
     return [*values[first:], *values[:first]]
-
-
-def _claim_from(
-    queues: Iterable[ClaimableQueue | None],
-    tx: Tx,
-    request: ClaimRequest,
-    claimed: list[Claimed],
-    hints: list[int],
-) -> bool:
-    """Claim from queues until the request is fulfilled; return whether it is."""
-    for queue in queues:
-        if queue is not None:
-            _take(tx, queue, request, claimed, hints)
-        if len(claimed) == request.slots or (claimed and claimed[-1].stalls):
-            return True
-    return False
 
 
 def _claimable_queue(tx: Tx, name: str) -> ClaimableQueue | None:
@@ -193,69 +173,245 @@ def _claimable_queue(tx: Tx, name: str) -> ClaimableQueue | None:
     return ClaimableQueue(name, bool(paused), *limits, bool(ready), bool(stalled), due, rest)
 
 
-def _take(
-    tx: Tx, queue: ClaimableQueue, request: ClaimRequest, claimed: list[Claimed], hints: list[int]
-) -> None:
-    """Claim from one queue; add to the hints the milliseconds until time alone may make more claimable."""
-    if queue.paused:
-        return
-    name, policy = queue.name, tx.database.policy(queue.name)
-    if queue.due is not None and queue.due <= tx.now:
-        promote_due(tx, name)
-    if queue.rest is not None and queue.rest <= tx.tick:
-        end_rests(tx, name)
-    is_plain = queue.rate is None and queue.concurrency is None and policy.limiter is None
-    take = _take_first if is_plain and not queue.has_stalled else _take_within_limits
-    before = len(claimed)
-    while (left := request.slots - len(claimed)) > 0 and take(tx, queue, request, left, claimed, hints):
-        pass
-    due = queue.due
-    if due is not None and due <= tx.now:
-        due = tx.value(NEXT_DUE.format("?"), name)
-    if due is not None:
-        hints.append(due - tx.now if due > tx.now else LOCKED_JOBS_RETRY)
-    # A started job may have used up the rate of its key, which need not be the queue's rate of keys.
-    may_rest = queue.rest is not None or policy.key_rate is not None
-    if may_rest or any(job.options.concurrency_key for job in claimed[before:]):
-        rest = tx.value(NEXT_REST.format("?"), name)
-        if rest is not None:
-            hints.append(rest - tx.tick if rest > tx.tick else LOCKED_JOBS_RETRY)
+class ClaimCall:
+    """A call of `claim`: the jobs that it has claimed so far, and when to look for more."""
 
+    __slots__ = ("claimed", "hints", "request", "tx")
 
-def _take_first(
-    tx: Tx, queue: ClaimableQueue, request: ClaimRequest, slots: int, claimed: list[Claimed], hints: list[int]
-) -> bool:
-    """Start ready jobs, best first; return whether more may be ready."""
-    named, names = tx.among("name", sorted(request.names))
-    which = f"queue = ? AND {named} AND stalls = 0"
-    best = f"{which}{_free(tx, queue)} ORDER BY rank, seq LIMIT ?{tx.dialect.skip_locked}"
-    take = (
-        f"DELETE FROM djqueue_ready WHERE id {tx.dialect.once(f'SELECT id FROM djqueue_ready WHERE {best}')} "
-        f"RETURNING {TAKEN}"
-    )
-    started: list[Row] = []
-    if tx.dialect.nests_writes:
+    def __init__(self, tx: Tx, request: ClaimRequest) -> None:
+        self.tx = tx
+        self.request = request
+        self.claimed: list[Claimed] = []
+        self.hints: list[int] = []
+        """Milliseconds until time alone may make more jobs claimable."""
+
+    def serve(self, queues: Iterable[ClaimableQueue | None]) -> bool:
+        """Claim from queues until the request is fulfilled; return whether it is."""
+        for queue in queues:
+            if queue is not None:
+                self._take(queue)
+            if len(self.claimed) == self.request.slots or (self.claimed and self.claimed[-1].stalls):
+                return True
+        return False
+
+    def _take(self, queue: ClaimableQueue) -> None:
+        """Claim from one queue, and add to the hints."""
+        tx = self.tx
+        if queue.paused:
+            return
+        name, policy = queue.name, tx.database.policy(queue.name)
+        if queue.due is not None and queue.due <= tx.now:
+            promote_due(tx, name)
+        if queue.rest is not None and queue.rest <= tx.tick:
+            end_rests(tx, name)
+        is_plain = queue.rate is None and queue.concurrency is None and policy.limiter is None
+        take = self._take_first if is_plain and not queue.has_stalled else self._take_within_limits
+        before = len(self.claimed)
+        while (left := self.request.slots - len(self.claimed)) > 0 and take(queue, left):
+            pass
+        due = queue.due
+        if due is not None and due <= tx.now:
+            due = tx.value(NEXT_DUE.format("?"), name)
+        if due is not None:
+            self.hints.append(due - tx.now if due > tx.now else LOCKED_JOBS_RETRY)
+        # A started job may have used up the rate of its key, which need not be the queue's rate of keys.
+        may_rest = queue.rest is not None or policy.key_rate is not None
+        if may_rest or any(job.options.concurrency_key for job in self.claimed[before:]):
+            rest = tx.value(NEXT_REST.format("?"), name)
+            if rest is not None:
+                self.hints.append(rest - tx.tick if rest > tx.tick else LOCKED_JOBS_RETRY)
+
+    def _take_first(self, queue: ClaimableQueue, slots: int) -> bool:
+        """Start ready jobs, best first; return whether more may be ready."""
+        tx = self.tx
+        named, names = tx.among("name", sorted(self.request.names))
+        which = f"queue = ? AND {named} AND stalls = 0"
+        best = f"{which}{_free(tx, queue)} ORDER BY rank, seq LIMIT ?{tx.dialect.skip_locked}"
+        chosen = tx.dialect.once(f"SELECT id FROM djqueue_ready WHERE {best}")
+        take = f"DELETE FROM djqueue_ready WHERE id {chosen} RETURNING {TAKEN}"
+        started: list[Row] = []
+        if tx.dialect.nests_writes:
+            rows = tx.rows(
+                f"WITH taken (pk, rank, seq, name, part, weight, stopped, ends) AS ({take}), "
+                f"started AS ({START} FROM taken WHERE id = pk AND (ends IS NULL OR ends > ?) "
+                f"RETURNING {STARTED}) SELECT taken.*, {STARTED} FROM taken LEFT JOIN started ON id = pk",
+                *(queue.name, names, slots, tx.now, self.request.worker, tx.now),
+            )
+            width = len(ReadyRow._fields)
+            started = [row[width:] for row in rows if row[width] is not None]
+            rows = [row[:width] for row in rows]
+        else:
+            rows = tx.rows(take, queue.name, names, slots)
+        if len(rows) < slots and queue.has_ready:
+            self._note_locked(f"SELECT 1 FROM djqueue_ready WHERE {which} LIMIT 1", queue.name, names)
+        ready = sorted((ReadyRow(*row) for row in rows), key=lambda job: (job.rank, job.seq))
+        return self._start(queue.name, ready, started)
+
+    def _note_locked(self, search: str, *parameters: object) -> None:
+        """Look again soon if there are ready jobs that a claim has not seen."""
+        if self.tx.dialect.skip_locked and self.tx.row(search, *parameters):
+            self.hints.append(LOCKED_JOBS_RETRY)
+
+    def _take_within_limits(self, queue: ClaimableQueue, slots: int) -> bool:
+        """Start ready jobs within the limits of their queue; return whether more may be ready and allowed."""
+        tx = self.tx
+        name, policy = queue.name, tx.database.policy(queue.name)
+        named, names = tx.among("name", sorted(self.request.names))
+        stalled = "" if self.request.stalled else " AND stalls = 0"
+        limiter_locks = [] if policy.limiter is None else [limiter_lock(policy.limiter)]
+        if not tx.lock_in_turn(*limiter_locks, limits_lock(name)):
+            self.hints.append(BUSY_QUEUE_RETRY)
+            return False
+        limiter = None if policy.limiter is None else limiters.LockedLimiter(tx, policy.limiter)
+        used, bucket = _usage(tx, queue)
+        allowed = slots if bucket is None else min(slots, bucket.available)
         rows = tx.rows(
-            f"WITH taken (pk, rank, seq, name, part, weight, stopped, ends) AS ({take}), started AS ({START} "
-            "FROM taken WHERE id = pk AND (ends IS NULL OR ends > ?) "
-            f"RETURNING {STARTED}) SELECT taken.*, {STARTED} FROM taken LEFT JOIN started ON id = pk",
-            *(queue.name, names, slots, tx.now, request.worker, tx.now),
+            f"SELECT {TAKEN} FROM djqueue_ready WHERE queue = ? AND {named}{stalled}{_free(tx, queue)} "
+            f"ORDER BY rank, seq LIMIT ?{tx.dialect.skip_locked}",
+            *(name, names, slots),
         )
-        width = len(ReadyRow._fields)
-        started = [row[width:] for row in rows if row[width] is not None]
-        rows = [row[:width] for row in rows]
-    else:
-        rows = tx.rows(take, queue.name, names, slots)
-    if len(rows) < slots and queue.has_ready:
-        _note_locked(tx, hints, f"SELECT 1 FROM djqueue_ready WHERE {which} LIMIT 1", queue.name, names)
-    ready = sorted((ReadyRow(*row) for row in rows), key=lambda job: (job.rank, job.seq))
-    return _start(tx, queue.name, request, ready, claimed, started)
+        if len(rows) < slots and queue.has_ready:
+            seen, pks = tx.among("id", [row[0] for row in rows])
+            unseen = (
+                f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} AND NOT {seen} LIMIT 1"
+            )
+            self._note_locked(unseen, name, names, pks)
+        ready = [ReadyRow(*row) for row in rows]
+        chosen, is_refused = self._choose(queue, used, ready, allowed, limiter)
+        before = len(self.claimed)
+        has_more = self._start(name, chosen, self._taken_out(chosen))
+        if bucket is not None:
+            bucket.take(len(self.claimed) - before)
+            unseen = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} LIMIT 1"
+            if bucket.wait and tx.row(unseen, name, names):
+                self.hints.append(bucket.wait)
+        if limiter is not None:
+            limiter.save()
+            if is_refused:
+                self.hints += limiter.waits(name)
+        return has_more and not is_refused and not (self.claimed and self.claimed[-1].stalls)
+
+    def _taken_out(self, chosen: Sequence[ReadyRow]) -> list[Row]:
+        """Take jobs out of the ready ones; return the active ones, if one statement does both."""
+        tx = self.tx
+        if not chosen:
+            return []
+        condition, pks = tx.among("id", [job.pk for job in chosen])
+        take = f"DELETE FROM djqueue_ready WHERE {condition}"
+        if not tx.dialect.nests_writes:
+            tx.run(take, pks)
+            return []
+        which, living = tx.among("id", [job.pk for job in chosen if not job.is_expired(tx.now)])
+        start = f"WITH taken AS ({take}) {START} WHERE {which} RETURNING {STARTED}"
+        return tx.rows(start, pks, tx.now, self.request.worker, living)
+
+    def _choose(
+        self,
+        queue: ClaimableQueue,
+        used: int,
+        ready: Sequence[ReadyRow],
+        limit: int,
+        limiter: limiters.LockedLimiter | None,
+    ) -> tuple[list[ReadyRow], bool]:
+        """Return the first ready jobs that the limits allow, at most `limit` besides expired ones, which take
+        nothing of any limit, but wait like others; and whether the limiter has refused the next one.
+        """
+        chosen: list[ReadyRow] = []
+        started = 0
+        for job in ready:
+            weight = 0 if queue.concurrency is None else min(job.weight, queue.concurrency)
+            fits = started < limit and (queue.concurrency is None or used + weight <= queue.concurrency)
+            if fits and job.is_expired(self.tx.now):
+                chosen.append(job)
+                continue
+            if job.stalls and (self.claimed or started):
+                # One at a time, up to the first job with a stalled attempt.
+                if fits:
+                    self.hints.append(0)
+                break
+            if not fits:
+                break
+            if limiter is not None and not limiter.reserve(queue.name, job.weight, is_served=started > 0):
+                return chosen, True
+            chosen.append(job)
+            started += 1
+            used += weight
+            if job.stalls:
+                break
+        return chosen, False
+
+    def _start(self, queue: str, ready: list[ReadyRow], started: Iterable[Row] = ()) -> bool:
+        """Start jobs that were taken out of the ready ones; `started` has the rows of those that are active.
+
+        Returns whether others may be ready instead of expired ones, or have become ready behind them in their
+        groups.
+        """
+        tx = self.tx
+        if not ready:
+            return False
+        expired = {job.pk: job for job in ready if job.is_expired(tx.now)}
+        if expired:
+            ready = [job for job in ready if job.pk not in expired]
+            _fail_expired(tx, queue, expired)
+            if not ready:
+                return True
+        policy = tx.database.policy(queue)
+        lease, now, worker = policy.lease, tx.now, self.request.worker
+        lease_until = tx.tick + lease
+        rows_by_pk = {row[0]: row for row in started}
+        if missing := [job.pk for job in ready if job.pk not in rows_by_pk]:
+            condition, pks = tx.among("id", missing)
+            rows = tx.rows(f"{START} WHERE {condition} RETURNING {STARTED}", now, worker, pks)
+            rows_by_pk |= {row[0]: row for row in rows}
+        if missing := [job.pk for job in ready if job.pk not in rows_by_pk]:
+            logger.error("Dropped ready rows of queue %r, whose jobs are gone: %s.", queue, missing)
+            ready = [job for job in ready if job.pk in rows_by_pk]
+        claims, observed = [], tx.is_observed(queue)
+        retention = policy.retention
+        is_unbounded = retention is NO_RETENTION
+        for pk, _, _, name, group, weight, stalls, _ in ready:
+            _, id, payload, packed, token, attempts, failures, created_at, run_at = rows_by_pk[pk]
+            options = unpack_options(bytes(packed))
+            # Its completion concerns only its own rows, its group, its unique key and dependents.
+            ends_alone = is_unbounded and not options.depends_on and options.rejected is None
+            kept = retention.completed.shorten(options.kept)
+            claims.append(
+                Claim(
+                    *(pk, queue, group, policy.limiter, weight, worker, token, attempts, now, lease_until),
+                    *(id, name, ends_alone, kept, options.result_ttl),
+                    *(options.content_type, options.unique_key),
+                )
+            )
+            waited = max(0, now - max(created_at, run_at))
+            self.claimed.append(
+                Claimed(
+                    *(id, queue, name, bytes(payload), options, token, attempts, failures, stalls),
+                    *(created_at, lease, waited),
+                )
+            )
+            if observed:
+                job = StoredJob(id, queue, name, b"", options, State.ACTIVE, created_at, run_at)
+                tx.note(job, "started")
+        tx.insert("djqueue_claim", CLAIM, claims)
+        tx.count(queue, "started", len(ready))
+        tx.shift(queue, State.WAITING, State.ACTIVE, len(ready))
+        by_group: dict[str, int] = {}
+        for one in ready:
+            if (holding := holding_group(tx, queue, one.concurrency_key)) is not None:
+                by_group[holding] = by_group.get(holding, 0) + 1
+        if by_group:
+            advance(tx, queue, sorted(by_group), by_group)
+        return bool(expired or by_group)
 
 
-def _note_locked(tx: Tx, hints: list[int], search: str, *parameters: object) -> None:
-    """Look again soon if there are ready jobs that a claim has not seen."""
-    if tx.dialect.skip_locked and tx.row(search, *parameters):
-        hints.append(LOCKED_JOBS_RETRY)
+def _fail_expired(tx: Tx, queue: str, expired: Mapping[int, ReadyRow]) -> None:
+    """Let jobs whose ttl has ended fail, by their primary keys."""
+    jobs = {job.pk: job for job in by_keys(tx, list(expired))}
+    for pk, (_, *others) in expired.items():
+        if job := jobs.get(pk):
+            # It was taken: put it back, so that it fails like any pending job.
+            tx.insert("djqueue_ready", READY, [(pk, queue, *others)])
+            fail_pending(tx, job, "ttl_expired", EXPIRED)
 
 
 def _free(tx: Tx, queue: ClaimableQueue) -> str:
@@ -266,45 +422,6 @@ def _free(tx: Tx, queue: ClaimableQueue) -> str:
     """
     living = "" if tx.expires else f" AND (expires_at IS NULL OR expires_at > {tx.now:d})"
     return living if tx.database.policy(queue.name).key_mode == GLOBAL else living + tx.dialect.free_group
-
-
-def _take_within_limits(
-    tx: Tx, queue: ClaimableQueue, request: ClaimRequest, slots: int, claimed: list[Claimed], hints: list[int]
-) -> bool:
-    """Start ready jobs within the limits of their queue; return whether more may be ready and allowed."""
-    name, policy = queue.name, tx.database.policy(queue.name)
-    named, names = tx.among("name", sorted(request.names))
-    stalled = "" if request.stalled else " AND stalls = 0"
-    limiter_locks = [] if policy.limiter is None else [limiter_lock(policy.limiter)]
-    if not tx.lock_in_turn(*limiter_locks, limits_lock(name)):
-        hints.append(BUSY_QUEUE_RETRY)
-        return False
-    limiter = None if policy.limiter is None else limiters.LockedLimiter(tx, policy.limiter)
-    used, bucket = _usage(tx, queue)
-    allowed = slots if bucket is None else min(slots, bucket.available)
-    rows = tx.rows(
-        f"SELECT {TAKEN} FROM djqueue_ready WHERE queue = ? AND {named}{stalled}{_free(tx, queue)} "
-        f"ORDER BY rank, seq LIMIT ?{tx.dialect.skip_locked}",
-        *(name, names, slots),
-    )
-    if len(rows) < slots and queue.has_ready:
-        seen, pks = tx.among("id", [row[0] for row in rows])
-        unseen = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} AND NOT {seen} LIMIT 1"
-        _note_locked(tx, hints, unseen, name, names, pks)
-    ready = [ReadyRow(*row) for row in rows]
-    chosen, is_refused = _choose(tx, queue, used, ready, allowed, limiter, claimed, hints)
-    before = len(claimed)
-    has_more = _start(tx, name, request, chosen, claimed, _taken_out(tx, request, chosen))
-    if bucket is not None:
-        bucket.take(len(claimed) - before)
-        unseen = f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} LIMIT 1"
-        if bucket.wait and tx.row(unseen, name, names):
-            hints.append(bucket.wait)
-    if limiter is not None:
-        limiter.save()
-        if is_refused:
-            hints += limiter.waits(name)
-    return has_more and not is_refused and not (claimed and claimed[-1].stalls)
 
 
 def _usage(tx: Tx, queue: ClaimableQueue) -> tuple[int, limiters.RateTokens | None]:
@@ -319,138 +436,6 @@ def _usage(tx: Tx, queue: ClaimableQueue) -> tuple[int, limiters.RateTokens | No
     assert row is not None
     bucket = None if queue.rate is None else limiters.RateTokens(tx, queue.name, "", queue.rate, row[1:])
     return int(row[0]), bucket
-
-
-def _taken_out(tx: Tx, request: ClaimRequest, chosen: Sequence[ReadyRow]) -> list[Row]:
-    """Take jobs out of the ready ones; return rows of those that are active, if one statement does both."""
-    if not chosen:
-        return []
-    condition, pks = tx.among("id", [job.pk for job in chosen])
-    take = f"DELETE FROM djqueue_ready WHERE {condition}"
-    if not tx.dialect.nests_writes:
-        tx.run(take, pks)
-        return []
-    which, living = tx.among("id", [job.pk for job in chosen if not job.is_expired(tx.now)])
-    start = f"WITH taken AS ({take}) {START} WHERE {which} RETURNING {STARTED}"
-    return tx.rows(start, pks, tx.now, request.worker, living)
-
-
-def _choose(
-    tx: Tx,
-    queue: ClaimableQueue,
-    used: int,
-    ready: Sequence[ReadyRow],
-    limit: int,
-    limiter: limiters.LockedLimiter | None,
-    claimed: Sequence[Claimed],
-    hints: list[int],
-) -> tuple[list[ReadyRow], bool]:
-    """Return the first ready jobs that the limits allow, at most `limit` besides expired ones, which take
-    nothing of any limit, but wait like others; and whether the limiter has refused the next one.
-    """
-    chosen: list[ReadyRow] = []
-    started = 0
-    for job in ready:
-        weight = 0 if queue.concurrency is None else min(job.weight, queue.concurrency)
-        fits = started < limit and (queue.concurrency is None or used + weight <= queue.concurrency)
-        if fits and job.is_expired(tx.now):
-            chosen.append(job)
-            continue
-        if job.stalls and (claimed or started):
-            # One at a time, up to the first job with a stalled attempt.
-            if fits:
-                hints.append(0)
-            break
-        if not fits:
-            break
-        if limiter is not None and not limiter.reserve(queue.name, job.weight, is_served=started > 0):
-            return chosen, True
-        chosen.append(job)
-        started += 1
-        used += weight
-        if job.stalls:
-            break
-    return chosen, False
-
-
-def _start(
-    tx: Tx,
-    queue: str,
-    request: ClaimRequest,
-    ready: list[ReadyRow],
-    claimed: list[Claimed],
-    started: Iterable[Row] = (),
-) -> bool:
-    """Start jobs that were taken out of the ready ones; `started` are rows of those that are active already.
-
-    Returns whether others may be ready instead of expired ones, or have become ready behind them in their
-    groups.
-    """
-    if not ready:
-        return False
-    expired = {job.pk: job for job in ready if job.is_expired(tx.now)}
-    if expired:
-        ready = [job for job in ready if job.pk not in expired]
-        jobs = {job.pk: job for job in by_keys(tx, list(expired))}
-        for pk, (_, *others) in expired.items():
-            if job := jobs.get(pk):
-                # It was taken: put it back, so that it fails like any pending job.
-                tx.insert("djqueue_ready", READY, [(pk, queue, *others)])
-                fail_pending(tx, job, "ttl_expired", EXPIRED)
-        if not ready:
-            return True
-    policy = tx.database.policy(queue)
-    lease, now, worker = policy.lease, tx.now, request.worker
-    rows_by_pk = {row[0]: row for row in started}
-    if missing := [job.pk for job in ready if job.pk not in rows_by_pk]:
-        condition, pks = tx.among("id", missing)
-        rows_by_pk |= {
-            row[0]: row for row in tx.rows(f"{START} WHERE {condition} RETURNING {STARTED}", now, worker, pks)
-        }
-    if missing := [job.pk for job in ready if job.pk not in rows_by_pk]:
-        logger.error("Dropped ready rows of queue %r, whose jobs are gone: %s.", queue, missing)
-        ready = [job for job in ready if job.pk in rows_by_pk]
-    claims, observed = [], tx.is_observed(queue)
-    retention = policy.retention
-    is_unbounded = retention is NO_RETENTION
-    for pk, _, _, name, group, weight, stalls, _ in ready:
-        _, id, payload, packed, token, attempts, failures, created_at, run_at = rows_by_pk[pk]
-        options = unpack_options(bytes(packed))
-        kept = retention.completed.shorten(options.kept)
-        claims.append(
-            Claim(
-                *(pk, queue, group, policy.limiter, weight, worker, token, attempts, now, tx.tick + lease),
-                *(id, name, is_unbounded and _ends_alone(options), kept, options.result_ttl),
-                *(options.content_type, options.unique_key),
-            )
-        )
-        waited = max(0, now - max(created_at, run_at))
-        claimed.append(
-            Claimed(
-                *(id, queue, name, bytes(payload), options, token, attempts, failures, stalls),
-                *(created_at, lease, waited),
-            )
-        )
-        if observed:
-            job = StoredJob(id, queue, name, b"", options, State.ACTIVE, created_at, run_at)
-            tx.note(job, "started")
-    tx.insert("djqueue_claim", CLAIM, claims)
-    tx.count(queue, "started", len(ready))
-    tx.shift(queue, State.WAITING, State.ACTIVE, len(ready))
-    by_group: dict[str, int] = {}
-    for one in ready:
-        if (holding := holding_group(tx, queue, one.concurrency_key)) is not None:
-            by_group[holding] = by_group.get(holding, 0) + 1
-    if by_group:
-        advance(tx, queue, sorted(by_group), by_group)
-    return bool(expired or by_group)
-
-
-def _ends_alone(options: JobOptions) -> bool:
-    """Return whether the completion of a job concerns nothing but its own rows, its group, its unique key and
-    dependents.
-    """
-    return not options.depends_on and options.rejected is None
 
 
 def taken(tx: Tx, queue: str) -> int:

@@ -22,8 +22,8 @@ from djqueue.core.errors import ConfigurationError
 from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.threads import after_fork
+from djqueue.storage.tables.dberrors import WHOLE_TABLE
 from djqueue.storage.tables.dialects import OnSqlite
-from djqueue.storage.tables.locks import WHOLE_TABLE
 
 try:
     import fcntl

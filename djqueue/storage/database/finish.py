@@ -1,7 +1,7 @@
 """Ends of attempts, and the leases, progress and items of active ones: all conditional on the claim."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from djqueue.codecs import MSGPACK, encode
@@ -28,6 +28,8 @@ from .stored import TOKENS, StoredJob, advance, by_keys, holding_group, is_group
 from .transaction import Tx, group_lock, key_lock, limiter_lock
 
 logger = Log("djqueue.storage")
+Attempt = Lease | ProgressReport | Emission | Outcome
+"""A report of an attempt, with its queue, its job and its token."""
 COMPLETE = (
     "UPDATE djqueue_job SET state = 'completed', finished_at = ?, error_type = '', error_message = '', "
     "traceback = '', expires_at"
@@ -54,20 +56,14 @@ def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[b
     plain = {one.token: completed[one.token] for one in complete if one.token in completed}
     others = _take(tx, [one for one in first.values() if one.token not in plain], waits=waits)
     taken = plain | others
-    missing = [one for one in first.values() if one.token not in taken]
-    locked = held_claims(tx, missing, "") if missing and not waits else {}
+    locked = {} if waits else _locked(tx, first.values(), taken)
     # Locks, in this order after the claims: limiters, jobs, groups, unique keys.
     tx.lock(*{limiter_lock(claim.limiter) for claim in taken.values() if claim.limiter})
     followed, limits = _read_followed_and_limits(tx, taken.values(), plain.values())
     _note_completed(tx, plain.values(), followed)
     jobs = {job.pk: job for job in by_keys(tx, [claim.pk for claim in others.values()])}
     groups = _groups(tx, plain.values())
-    locks = {
-        group_lock(job.queue, job.options.concurrency_key or "")
-        for job in jobs.values()
-        if is_grouped(tx, job)
-    }
-    tx.lock(*locks, *{group_lock(queue, name) for queue, names in groups.items() for name in names})
+    _lock_groups(tx, jobs.values(), groups)
     tx.lock(*{key_lock(claim.queue, claim.unique_key) for claim in taken.values() if claim.unique_key})
     for queue, names in groups.items():
         advance(tx, queue, names)
@@ -212,6 +208,13 @@ def _groups(tx: Tx, claims: Iterable[Claim]) -> dict[str, list[str]]:
     return {queue: list(names) for queue, names in by_queue.items()}
 
 
+def _lock_groups(tx: Tx, jobs: Iterable[StoredJob], groups: Mapping[str, Iterable[str]]) -> None:
+    """Lock the groups of jobs, and groups by queue."""
+    keys = {(job.queue, job.options.concurrency_key or "") for job in jobs if is_grouped(tx, job)}
+    keys.update((queue, name) for queue, names in groups.items() for name in names)
+    tx.lock(*(group_lock(*key) for key in keys))
+
+
 def _free_keys(tx: Tx, claims: Iterable[Claim]) -> None:
     """Free the unique keys of completed jobs."""
     by_queue: dict[str, dict[int, str]] = {}
@@ -247,9 +250,7 @@ def _wake_for_slot(tx: Tx, queue: str, limiter: str | None, concurrency: int | N
         tx.woken.add(queue)
 
 
-def held_claims(
-    tx: Tx, attempts: Sequence[Lease | ProgressReport | Emission | Outcome], lock: str
-) -> dict[int, Row]:
+def held_claims(tx: Tx, attempts: Sequence[Attempt], lock: str) -> dict[int, Row]:
     """Return the claims (token, id, cancel, queue, id of the job, end of the lease) of the attempts whose
     tokens hold, by token.
 
@@ -342,13 +343,18 @@ def emit(tx: Tx, emissions: Sequence[Emission]) -> list[bool | None]:
     return accepted
 
 
-def _free_and_locked(
-    tx: Tx, attempts: Sequence[Lease | ProgressReport | Emission], lock: str
-) -> tuple[dict[int, Row], dict[int, Row]]:
+def _free_and_locked(tx: Tx, attempts: Sequence[Attempt], lock: str) -> tuple[dict[int, Row], dict[int, Row]]:
     """Return the claims of attempts whose tokens hold, by token: those it could lock, and the others."""
     free = held_claims(tx, attempts, lock)
+    return free, _locked(tx, attempts, free) if lock else {}
+
+
+def _locked(tx: Tx, attempts: Iterable[Attempt], free: Container[int]) -> dict[int, Row]:
+    """Return the claims of the other attempts whose tokens hold, by token: another transaction has locked
+    them.
+    """
     missing = [attempt for attempt in attempts if attempt.token not in free]
-    return free, held_claims(tx, missing, "") if missing and lock else {}
+    return held_claims(tx, missing, "") if missing else {}
 
 
 def _jobs_of(tx: Tx, held: dict[int, Row]) -> list[StoredJob]:

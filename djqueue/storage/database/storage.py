@@ -44,10 +44,10 @@ from djqueue.storage.base import P, Storage
 from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.commits import JoinedTransactions
 from djqueue.storage.facets import EventHandler, Jobs, Limiters, Queues, Unsubscribe
-from djqueue.storage.tables.dberrors import named
+from djqueue.storage.tables.dberrors import LOCKED, locked_file, locked_tables, named
 from djqueue.storage.tables.rows import chunked
 
-from . import claim, enqueue, finish, limiters, probing, queues, stored, sweep, transitions, workers
+from . import claim, enqueue, finish, limiters, queues, stored, sweep, transitions, workers
 from .bulkwrites import SqlBulkWriteReports
 from .connections import CallThread
 from .events import SqlEvents
@@ -327,7 +327,7 @@ class DatabaseStorage(Storage):
             return sweep.Sweep(self.database, self._sweep_staging, self._failing_steps).run()
 
     def probe(self) -> Sequence[Finding]:
-        return probing.probe(self.database)
+        return _probe(self.database)
 
     def maintain(self) -> None:
         if self.database.read(workers.killed, is_single=True):
@@ -485,3 +485,30 @@ def _finish_and_claim(
     accepted = finish.finish(tx, outcomes, waits=waits) if outcomes else []
     tx.settle()
     return Finished(accepted, NO_CLAIMS if then is None else claim.claim(tx, then))
+
+
+PROBE = (
+    "INSERT INTO djqueue_observed (name, until) VALUES ('', 0) "
+    "ON CONFLICT (name) DO UPDATE SET until = excluded.until"
+)
+"""Writes a row that has no effect, and that a sweep removes."""
+
+
+def _probe(database: Database) -> list[Finding]:
+    """Write to the tables. Return the locks that are held for long; raise what an enqueue would raise."""
+    if database.dialect.has_clock:
+        found = list(locked_tables(lambda *lock: database.read(lambda tx: tx.rows(*lock), is_single=True)))
+        if not found:
+            database.write(_write)
+        return found
+    try:
+        database.write(_write)
+    except StorageUnavailableError as error:
+        if not LOCKED.search(str(error.__cause__)):
+            raise
+        return list(locked_file(database.alias))
+    return []
+
+
+def _write(tx: Tx) -> None:
+    tx.run(PROBE)

@@ -325,43 +325,62 @@ class Claiming:
         Args:
             others: Whether the claim has jobs of other queues.
         """
-        keys, policy = self._keyspace.keys(queue), self._keyspace.policy(queue)
         slots = min(slots, BULK)
         names = _names(request.names if request is not None else frozenset())
-        reply: Any = None
+        answer = None
         if self._may_use_fast_script(queue, outcomes):
-            worker = pack(request.worker if request is not None else "")
-            heading = [len(outcomes), worker, slots, policy.lease, names.listed]
-            limits = _fast_limits(policy)
-            packed, with_result = records.completed_arguments(queue, outcomes)
-            results = list(map(keys.result, with_result))
-            if self._plain.get(queue) == 0 and not limits:
-                call = ScriptCall(script("finish_and_claim_plain"), keys, heading + packed, results)
-                [[left, reply]] = yield [call]
-                if reply[0] == b"full":
-                    self._plain[queue] = PLAIN_PAUSE
-                    reply = None
-            if reply is None:
-                arguments = [*heading, limits, *packed]
-                call = ScriptCall(script("finish_and_claim_fast"), keys, arguments, results)
-                [[left, reply]] = yield [call]
-                if reply[0] in FAST_PAUSES:
-                    forget_if_many(self._fast_pauses)
-                    self._fast_pauses[queue] = FAST_PAUSES[reply[0]]
-                    reply = None
-                elif reply[0] == b"plain":
-                    forget_if_many(self._plain)
-                    self._plain[queue] = max(0, self._plain.get(queue, 0) - 1)
-        if reply is None:
+            answer = yield from self._call_fast(queue, outcomes, request, slots, names)
+        if answer is None:
+            keys, policy = self._keyspace.keys(queue), self._keyspace.policy(queue)
             worker = pack_text(request.worker) if request is not None else b""
             results = [keys.result(outcome.id) for outcome in outcomes]
             bounded = (b"", b"") if grant.whole is None else (grant.permits, grant.whole)
             arguments = [len(outcomes), worker, slots, *_limits(policy), names.packed, *bounded, int(others)]
             arguments += [int(request is not None and not request.stalled)]
             arguments += records.outcome_arguments(queue, outcomes)
-            [[left, reply]] = yield [ScriptCall(script("finish_and_claim"), keys, arguments, results)]
-        reply = ScriptReply(*reply)
-        claims = reply.claims
+            [answer] = yield [ScriptCall(script("finish_and_claim"), keys, arguments, results)]
+        left, reply = answer
+        result = yield from self._read_reply(queue, ScriptReply(*reply))
+        if left:
+            yield from self._keyspace.deliver_soon(queue)
+        return result
+
+    def _call_fast(
+        self,
+        queue: str,
+        outcomes: Sequence[Outcome],
+        request: ClaimRequest | None,
+        slots: int,
+        names: JobNames,
+    ) -> Steps[Any]:
+        """Run the script for plain queues, or the fast one; None if neither suffices."""
+        keys, policy = self._keyspace.keys(queue), self._keyspace.policy(queue)
+        worker = pack(request.worker if request is not None else "")
+        heading = [len(outcomes), worker, slots, policy.lease, names.listed]
+        limits = _fast_limits(policy)
+        packed, with_result = records.completed_arguments(queue, outcomes)
+        results = list(map(keys.result, with_result))
+        if self._plain.get(queue) == 0 and not limits:
+            call = ScriptCall(script("finish_and_claim_plain"), keys, heading + packed, results)
+            [answer] = yield [call]
+            if answer[1][0] != b"full":
+                return answer
+            self._plain[queue] = PLAIN_PAUSE
+        call = ScriptCall(script("finish_and_claim_fast"), keys, [*heading, limits, *packed], results)
+        [answer] = yield [call]
+        status = answer[1][0]
+        if status in FAST_PAUSES:
+            forget_if_many(self._fast_pauses)
+            self._fast_pauses[queue] = FAST_PAUSES[status]
+            return None
+        if status == b"plain":
+            forget_if_many(self._plain)
+            self._plain[queue] = max(0, self._plain.get(queue, 0) - 1)
+        return answer
+
+    def _read_reply(self, queue: str, reply: ScriptReply) -> Steps[QueueResult]:
+        """Do what a reply asks for, and read its claims."""
+        keys, claims = self._keyspace.keys(queue), reply.claims
         if reply.streamed:
             items = [keys.items(text(job_id)) for job_id in reply.streamed]
             yield [ScriptCall(script("settle"), keys, reply.streamed, items)]
@@ -373,9 +392,8 @@ class Claiming:
             claims = yield from self._claimed_again(keys, claims)
         if reply.overflow:
             yield from self._removing.bury_oldest(keys, reply.overflow)
-        if left:
-            yield from self._keyspace.deliver_soon(queue)
-        jobs = records.claimed(queue, claims, int(reply.last_token), policy.lease, int(reply.now))
+        lease = self._keyspace.policy(queue).lease
+        jobs = records.claimed(queue, claims, int(reply.last_token), lease, int(reply.now))
         return QueueResult(reply.flags, jobs, None if reply.wait < 0 else reply.wait, reply.short)
 
     def _may_use_fast_script(self, queue: str, outcomes: Sequence[Outcome]) -> bool:

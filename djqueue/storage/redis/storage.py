@@ -36,10 +36,10 @@ from .claiming import Claiming
 from .connections import Connections
 from .enqueueing import EnqueueCall, Enqueueing
 from .export import RedisExport
+from .health import Marker
 from .jobs import RedisJobs
 from .keyspace import Keyspace
 from .limits import RedisLimiters, SharedLimits
-from .marker import Marker
 from .metrics import Metrics
 from .options import RedisOptions
 from .queues import RedisQueues

@@ -27,13 +27,19 @@ from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.options import JobKey
 from djqueue.core.overview import Finding
-from djqueue.storage.tables.dberrors import LOCKED, named, remedy
+from djqueue.storage.tables.dberrors import (
+    LOCKED,
+    LOCKED_FOR,
+    locked_file,
+    locked_tables,
+    named,
+    problem,
+    remedy,
+)
 from djqueue.storage.tables.dialects import Dialect
 from djqueue.storage.tables.leaderlease import LeaderLease, LeaderLeaseLostError
-from djqueue.storage.tables.locks import LOCKED_FOR, locked_file, locked_tables, problem
 
-from .changes import MODELS, Done, TableChange, UnwrittenChanges
-from .metrics import StoredMetrics
+from .changes import MODELS, Done, StoredMetrics, TableChange, UnwrittenChanges
 
 logger = Log("djqueue.scheduler")
 

@@ -40,9 +40,9 @@ from djqueue.storage.tables.dialects import dialect_for
 from djqueue.storage.tables.leaderlease import SCHEDULER, LeaderLease
 from djqueue.storage.tables.schedules import TableSchedules
 
+from .changes import StoredMetrics
 from .folder import PrivateFolder
 from .journal import TableJournal
-from .metrics import StoredMetrics
 from .protocol import (
     FOR_COMMIT,
     LIMITER_SETTINGS,

@@ -3,7 +3,7 @@
 import pytest
 
 from djqueue.contrib.spark.changing import ChangeColumns
-from djqueue.contrib.spark.columntypes import check_types
+from djqueue.contrib.spark.columns import check_types
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.rows import JobColumns
 from djqueue.core.errors import OptionError

@@ -127,7 +127,7 @@ async def test_connection_older_than_its_maximum_age_is_not_reused(
     monkeypatch.setattr(module, "RECHECK_AFTER", 0)
 
     async with working(storage, handler_of(census, is_async), concurrency=1) as worker:
-        threads = worker.executor._threads._pool
+        threads = worker.parts.executor._threads._pool
         before = queue.enqueue(name=HANDLER).id
         await aeventually(lambda: worker.counters.completed == 1)
         await aeventually(lambda: is_async or threads._idle, message="the thread is idle")

@@ -319,7 +319,7 @@ async def test_job_with_lost_lease_enqueues_nothing(site_of, storage):
     async with site_of(jobs.enqueues_when_cancelled) as site:
         result = site.enqueue(jobs.enqueues_when_cancelled)
         process = await aeventually(site.busy_process, message="it runs")
-        site.worker.executor.stop(process.run, Stop.LOST)
+        site.worker.parts.executor.stop(process.run, Stop.LOST)
         await aeventually(lambda: process.has_ended, message="the process has ended")
         assert site.record(result).state is State.ACTIVE
 

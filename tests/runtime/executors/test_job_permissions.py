@@ -172,7 +172,7 @@ async def test_host_names_are_resolved_by_the_broker_of_the_own_template(site_of
     """Also after another template has replaced it: only that broker makes the connection."""
     monkeypatch.setattr(template, "SLOW_FORK", 0.2)
     async with site_of(jobs.connects_when_told, jobs.connects_to_localhost) as site:
-        [group] = site.worker.executor.groups.values()
+        [group] = site.worker.parts.executor.groups.values()
         waiting = site.enqueue(jobs.connects_when_told, "localhost", server)
         process = await aeventually(site.busy_process, message="it runs")
         await site.reached(waiting, State.ACTIVE)
@@ -183,7 +183,7 @@ async def test_host_names_are_resolved_by_the_broker_of_the_own_template(site_of
         assert process.template is old is not group.templates.template
         run = process.run
         os.kill(old.pid, signal.SIGCONT)
-        site.worker.executor.stop(run, Stop.SHUTDOWN)
+        site.worker.parts.executor.stop(run, Stop.SHUTDOWN)
         await aeventually(lambda: run.outcome is not None, message="it has ended")
 
     assert run.outcome.kind == "complete"
@@ -197,7 +197,7 @@ async def test_job_with_run_permission_starts_programs(site_of):
 
 async def test_only_job_types_with_equal_permissions_share_a_template(site_of):
     async with site_of(jobs.add, jobs.reads, jobs.shown_environment) as site:
-        groups = site.worker.executor.groups
+        groups = site.worker.parts.executor.groups
 
         assert {permissions.describe() for permissions, _ in groups} == {"nothing", "env=[SHOWN_*]"}
 

@@ -77,7 +77,7 @@ class Site:
         return result
 
     def processes(self):
-        return [p for group in self.worker.executor.groups.values() for p in group.processes]
+        return [p for group in self.worker.parts.executor.groups.values() for p in group.processes]
 
     def pids_of(self, job_type):
         return {process.pid for process in self.processes() if process.name == job_type.name}
@@ -404,7 +404,7 @@ async def test_lost_lease_ends_the_process_of_the_job(site):
     result = await site.running(jobs.sleeps, 60)
     process = next(process for process in site.processes() if process.run)
 
-    site.worker.executor.stop(process.run, Stop.LOST)
+    site.worker.parts.executor.stop(process.run, Stop.LOST)
 
     await aeventually(lambda: not lives(process.pid), message="the process is gone")
     assert site.record(result).state is State.ACTIVE
@@ -416,7 +416,7 @@ async def test_stopped_worker_leaves_no_processes(storage):
         await site.result(jobs.pid)
         pids = [
             *(process.pid for process in site.processes()),
-            worker.executor.groups[None].templates.template.pid,
+            worker.parts.executor.groups[None].templates.template.pid,
         ]
 
     assert len(pids) == 2
@@ -524,7 +524,7 @@ async def test_killed_template_process_is_replaced(site):
 async def test_worker_registration_lists_its_job_processes(site):
     result = await site.running(jobs.sleeps, 60)
     [process] = site.processes()
-    site.worker.heartbeat.hasten()
+    site.worker.parts.heartbeat.hasten()
 
     found = await aeventually(lambda: site.storage.workers.all()[0].processes, message="it is listed")
 
@@ -612,7 +612,7 @@ async def test_executor_defaults_to_the_queue_and_then_to_the_settings(storage, 
 
 async def test_worker_without_isolated_jobs_starts_no_template_process(storage):
     async with Worker(storage, handlers={jobs.plain_pid.name: jobs.plain_pid}) as worker:
-        assert not hasattr(worker.executor, "groups")
+        assert not hasattr(worker.parts.executor, "groups")
 
 
 async def test_inline_option_runs_isolated_jobs_in_the_worker(storage):
@@ -650,17 +650,17 @@ async def test_hundred_isolated_jobs_complete(site):
 async def test_hanging_template_process_is_replaced(site, monkeypatch):
     monkeypatch.setattr(templates, "SLOW_FORK", 1.0)
     await site.result(jobs.add, 1, 1)
-    template = site.worker.executor.groups[None].templates.template
+    template = site.worker.parts.executor.groups[None].templates.template
     os.kill(template.pid, signal.SIGSTOP)
 
     assert await site.result(jobs.add_fresh, 1, 1) == 2
-    assert site.worker.executor.groups[None].templates.template is not template
+    assert site.worker.parts.executor.groups[None].templates.template is not template
 
 
 async def test_shutdown_releases_jobs_that_wait_for_a_process(storage):
     async with Worker(storage, handlers=HANDLERS, shutdown_timeout=60, maintain=False) as worker:
         site = Site(storage, worker)
-        os.kill(worker.executor.groups[None].templates.template.pid, signal.SIGSTOP)
+        os.kill(worker.parts.executor.groups[None].templates.template.pid, signal.SIGSTOP)
         result = site.enqueue(jobs.add, 1, 1)
         await aeventually(lambda: worker.running, message="it is claimed")
 
@@ -728,14 +728,14 @@ async def test_template_process_imports_nothing_from_the_working_directory(stora
 
 async def test_stop_before_the_start_of_a_job_cancels_it(site):
     started = []
-    start = site.worker.executor.start
+    start = site.worker.parts.executor.start
 
     def stopped_first(run):
-        site.worker.executor.stop(run, Stop.REQUESTED)
+        site.worker.parts.executor.stop(run, Stop.REQUESTED)
         started.append(run)
         start(run)
 
-    site.worker.claim_loop._executor = SimpleNamespace(start=stopped_first)
+    site.worker.parts.claim_loop._executor = SimpleNamespace(start=stopped_first)
     record = await site.ended(site.enqueue(jobs.sleeps, 60))
 
     assert started
@@ -744,7 +744,7 @@ async def test_stop_before_the_start_of_a_job_cancels_it(site):
 
 async def test_processes_that_fail_to_start_leave_no_children(site, monkeypatch):
     await site.result(jobs.add, 1, 1)
-    group = site.worker.executor.groups[None]
+    group = site.worker.parts.executor.groups[None]
     fork = templates.Template.fork
 
     def broken(template, request):

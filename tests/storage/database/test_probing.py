@@ -10,7 +10,7 @@ from djqueue.core.deadlines import within
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.procfs import lock_holders
 from djqueue.storage.database import DatabaseStorage
-from djqueue.storage.tables import locks
+from djqueue.storage.tables import dberrors
 from djqueue.testing.factories import enqueue
 from tests.support import elsewhere
 
@@ -58,7 +58,7 @@ def test_probe_names_the_session_that_has_locked_a_table(make, monkeypatch, mode
             cursor.execute("SELECT pg_backend_pid()")
             [pid] = cursor.fetchone()
         assert elsewhere(lambda: list(storage.probe())) == []  # It is not long ago.
-        monkeypatch.setattr(locks, "LOCKED_FOR", 0)
+        monkeypatch.setattr(dberrors, "LOCKED_FOR", 0)
         [found] = elsewhere(lambda: list(storage.probe()))
     assert f"the table djqueue_job has been locked for 0 s by the session {pid} (" in found.text
     assert f"pg_terminate_backend({pid})" in found.hint
@@ -76,9 +76,9 @@ def test_probe_reports_a_locked_sqlite_database_after_some_seconds_without_write
 
     with transaction.atomic():
         enqueue(storage)
-        monkeypatch.setattr(locks, "LOCKED_FOR", float("inf"))
+        monkeypatch.setattr(dberrors, "LOCKED_FOR", float("inf"))
         assert elsewhere(probe) == []
-        monkeypatch.setattr(locks, "LOCKED_FOR", 0)
+        monkeypatch.setattr(dberrors, "LOCKED_FOR", 0)
         [found] = elsewhere(probe)
     assert "is locked" in found.text
     assert found.hint

@@ -13,8 +13,8 @@ from djqueue.core.job import Lease
 from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import PENDING, State
 from djqueue.models import hot
-from djqueue.storage.database import claim as claim_module
 from djqueue.storage.database import queues, stored
+from djqueue.storage.database.claim import ClaimCall
 from djqueue.storage.database.transaction import Tx, key_lock
 from djqueue.testing.factories import (
     QUEUE,
@@ -98,7 +98,7 @@ def test_job_that_starts_while_its_queue_is_obliterated_leaves_no_claim(make, mo
 def test_obliterate_finds_a_job_whose_claim_ends_between_two_looks(make, monkeypatch, force):
     storage = make()
     storage.enqueue([batch(ids=["a"])])
-    take, rows = claim_module._take, Tx.rows
+    take, rows = ClaimCall._take, Tx.rows
     has_begun, may_go_on = Event(), Event()
 
     def slow_take(*given):
@@ -106,7 +106,7 @@ def test_obliterate_finds_a_job_whose_claim_ends_between_two_looks(make, monkeyp
         assert may_go_on.wait(PATIENCE)
         return take(*given)
 
-    monkeypatch.setattr(claim_module, "_take", slow_take)
+    monkeypatch.setattr(ClaimCall, "_take", slow_take)
     with ThreadPoolExecutor(1) as pool:
         claiming = pool.submit(end, storage, slots=1)
         assert has_begun.wait(PATIENCE)

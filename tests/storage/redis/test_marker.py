@@ -3,7 +3,7 @@
 import pytest
 
 from djqueue.storage.redis import RedisStorage
-from djqueue.storage.redis import marker as marker_module
+from djqueue.storage.redis import health as health_module
 from djqueue.testing.factories import enqueue
 
 
@@ -47,18 +47,18 @@ def test_flush_is_reported_to_all_processes_until_its_time_is_over(
 
     if first:
         assert losses(other) == []
-    assert losses(knows) == [marker_module.FLUSHED]
-    assert losses(other) == losses(make_storage()) == [marker_module.FLUSHED]
+    assert losses(knows) == [health_module.FLUSHED]
+    assert losses(other) == losses(make_storage()) == [health_module.FLUSHED]
     [finding] = knows.probe()
     assert "restore-from-mirror" in finding.hint
-    monkeypatch.setattr(marker_module, "RED_FOR", -1)
+    monkeypatch.setattr(health_module, "RED_FOR", -1)
     assert losses(knows) == losses(other) == []
 
 
 def test_evicted_keys_are_reported(processes, monkeypatch):
     numbers = iter([7, 7, 9, 9])
-    monkeypatch.setattr(marker_module, "evicted_keys", lambda _: next(numbers))
+    monkeypatch.setattr(health_module, "evicted_keys", lambda _: next(numbers))
     one, other = processes
 
     assert losses(one) == losses(other) == []
-    assert losses(other) == losses(one) == [marker_module.EVICTED]
+    assert losses(other) == losses(one) == [health_module.EVICTED]

@@ -43,7 +43,6 @@ from djqueue.core.job import (
     Swept,
 )
 from djqueue.middleware import layers_of
-from djqueue.runtime.dependencies import Child, Records, children
 from djqueue.runtime.emitting import ItemEncoder
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.executors.connections import DatabaseThreads, clean_connections
@@ -52,7 +51,7 @@ from djqueue.runtime.executors.sandbox.addresses import use_supervisor
 from djqueue.runtime.exits import ignore, leave, let_forks_end
 from djqueue.runtime.handlers import Handler, handler_of
 from djqueue.runtime.reports import MAX_LINE
-from djqueue.runtime.runs import CURRENT, ItemSink, Run, Stop
+from djqueue.runtime.runs import CURRENT, Child, ItemSink, Records, Run, Stop, children
 from djqueue.storage import wire
 from djqueue.storage.base import P, Storage, T, Unsubscribe
 from djqueue.storage.capabilities import Capabilities

@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from djqueue.core.executors import limits_of
 from djqueue.core.job import EnqueueResult, Outcome
 from djqueue.runtime.context import WorkerContext
-from djqueue.runtime.dependencies import Records, aread
 from djqueue.runtime.emitting import RunItems
 from djqueue.runtime.executors.execution import Execution, call_on_loop
 from djqueue.runtime.executors.sandbox.broker import DeniedAccess
 from djqueue.runtime.handlers import Handler
 from djqueue.runtime.outcomes import release
 from djqueue.runtime.reports import Reports
-from djqueue.runtime.runs import Run, Stop
+from djqueue.runtime.runs import Records, Run, Stop, aread
 
 from .enqueueing import JobEnqueuer
 from .jobprocess import JobProcess

@@ -15,11 +15,10 @@ from djqueue.core.errors import DjqueueError, StorageError
 from djqueue.core.job import EnqueueResult, JobFailure, Outcome
 from djqueue.core.logs import MAX_TRACEBACK
 from djqueue.core.units import MAX_DURATION
-from djqueue.runtime.dependencies import Records
 from djqueue.runtime.emitting import RunItems
 from djqueue.runtime.owntasks import hidden
 from djqueue.runtime.reports import MAX_LINE
-from djqueue.runtime.runs import Run, Stop
+from djqueue.runtime.runs import Records, Run, Stop
 from djqueue.runtime.tracebacks import MAX_MESSAGE, clean
 from djqueue.storage import wire
 

@@ -160,29 +160,12 @@ end
 -- Everything is checked: apply the changes.
 local st_changes, n = {nil, nil, nil, nil}, 0 -- with room for one outcome and one claim
 if outcomes > 0 then
-  local kinds, scores = ARGV[ARGS + 6], {nil, nil}
-  local timestamps, expires = pack('>I8I8', now, now + RESULT_TTL), format('%d', now + RESULT_TTL)
-  local results = 0
-  for i = 1, outcomes do
-    local id, token = ids[i], sub(tokens, 8 * i - 7, 8 * i)
-    st_changes[n + 1] = id
-    st_changes[n + 2] = COMPLETED .. token .. timestamps .. sub(sts[i], 10) --@ complete: active -> completed
-    scores[n + 1], scores[n + 2] = expires, id
-    n = n + 2
-    if byte(kinds, i) == RESULT_BYTE then
-      results = results + 1
-      call('SET', KEYS[FIXED + results], ARGV[last + results], 'PX', RESULT_TTL_TEXT)
-    end
-  end
-  call('ZADD', FINISHED, unpack(scores, 1, n))
+  local kinds = ARGV[ARGS + 6]
+  --! insert completed_jobs
   call('HINCRBY', META, COMPLETED, ARGV[ARGS])
 end
 
--- A sorted set of few and short members is searched from one end. A long member, which is removed at once, has Redis
--- build an index, which the leases of many jobs need. No id has this byte, which UTF-8 never uses.
-local long_member = outcomes > 0 and count >= 16 and string.rep('\255', 65) or nil
-
-local base, claimed = 0, {}
+local base, claimed, leases = 0, {}, nil
 if count > 0 then
   -- As `next_numbers` does, in one call.
   base = math.max(tonumber(limits[5] or 0), now * 2048)
@@ -193,29 +176,24 @@ if count > 0 then
   end
   -- The encoding of {1, 0, 0, worker, now, 0, '', '', '', '', 0, 0}.
   local new = '\156\1\0\0' .. worker .. '\207' .. pack('>I8', now) .. '\0\160\160\160\160\0\0'
-  local expires, leases = format('%d', now + ARGV[ARGS + 3]), long_member and {'0', long_member} or {nil, nil}
-  local before = long_member and 2 or 0
+  local expires = format('%d', now + ARGV[ARGS + 3])
+  leases = {'0', '', nil, nil} -- the first two for leases.lua
   for i = 1, count do
     local id, body, packed, counters, at = wanted[i], bodies and bodies[i], new, '', 2 * i
     if body then
       body[1], body[4], body[5], body[11] = body[1] + 1, decode(worker), now, 0
       packed, counters = encode(body), encode({body[1], body[2], body[3], body[6]})
     end
-    leases[before + at - 1], leases[before + at] = expires, id
+    leases[at + 1], leases[at + 2] = expires, id
     st_changes[n + 1], st_changes[n + 2] = id, pack('>c1I8c0', ACTIVE, base + i, packed) --@ claim: waiting -> active
     n = n + 2
     at = 3 * i
     claimed[at - 2], claimed[at - 1], claimed[at] = id, blobs[i], counters
   end
   if prioritized and #prioritized > 0 then call('ZREM', Z, unpack(prioritized)) end
-  call('ZADD', LEASE, unpack(leases, 1, before + 2 * count))
   for name, number in pairs(started) do add('n:' .. name, number == asked and '-' .. ARGV[ARGS + 2] or -number) end
 end
-if long_member then
-  call('ZREM', LEASE, long_member, unpack(ARGV, first + 1, last))
-elseif outcomes > 0 then
-  call('ZREM', LEASE, unpack(ARGV, first + 1, last))
-end
+--! insert leases
 if n > 0 then call('HSET', ST, unpack(st_changes, 1, n)) end --@ claim: waiting -> active
 
 local wait = claims and due and math.max(0, tonumber(due) - now) or -1

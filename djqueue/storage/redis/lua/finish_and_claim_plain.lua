@@ -69,28 +69,13 @@ end
 local st_changes, n = {nil, nil, nil, nil}, 0 -- with room for one outcome and one claim
 local changes, m = {nil, nil, nil, nil, nil, nil, nil, nil}, 0
 if outcomes > 0 then
-  local kinds, scores = ARGV[11], {nil, nil}
-  local timestamps, expires = pack('>I8I8', now, now + RESULT_TTL), format('%d', now + RESULT_TTL)
-  local results = 0
-  for i = 1, outcomes do
-    local id = ids[i]
-    st_changes[n + 1] = id
-    st_changes[n + 2] = COMPLETED .. sub(tokens, 8 * i - 7, 8 * i) .. timestamps .. sub(sts[i], 10) --@ complete: active -> completed
-    scores[n + 1], scores[n + 2] = expires, id
-    n = n + 2
-    if byte(kinds, i) == RESULT_BYTE then
-      results = results + 1
-      call('SET', KEYS[FIXED + results], ARGV[last + results], 'PX', RESULT_TTL_TEXT)
-    end
-  end
-  call('ZADD', FINISHED, unpack(scores, 1, n))
+  local kinds = ARGV[11]
+  --! insert completed_jobs
   m = 2
   changes[1], changes[2] = COMPLETED, format('%d', (meta[4] or 0) + outcomes)
 end
 
--- See finish_and_claim_fast.lua.
-local long_member = outcomes > 0 and count >= 16 and string.rep('\255', 65) or nil
-local base, claimed = 0, {}
+local base, claimed, leases = 0, {}, nil
 if count > 0 then
   base = math.max(tonumber(meta[2] or 0), now * 2048)
   changes[m + 1], changes[m + 2] = 'token', format('%d', base + count)
@@ -106,22 +91,17 @@ if count > 0 then
   end
   -- The encoding of {1, 0, 0, worker, now, 0, '', '', '', '', 0, 0}.
   local new = '\156\1\0\0' .. ARGV[7] .. '\207' .. pack('>I8', now) .. '\0\160\160\160\160\0\0'
-  local expires, leases = format('%d', now + ARGV[9]), long_member and {'0', long_member} or {nil, nil}
-  local before = long_member and 2 or 0
+  local expires = format('%d', now + ARGV[9])
+  leases = {'0', '', nil, nil} -- the first two for leases.lua
   for i = 1, count do
     local id, at = wanted[i], 3 * i
-    leases[before + 2 * i - 1], leases[before + 2 * i] = expires, id
+    leases[2 * i + 1], leases[2 * i + 2] = expires, id
     st_changes[n + 1], st_changes[n + 2] = id, pack('>c1I8c0', ACTIVE, base + i, new) --@ claim: waiting -> active
     n = n + 2
     claimed[at - 2], claimed[at - 1], claimed[at] = id, blobs[i], ''
   end
-  call('ZADD', LEASE, unpack(leases, 1, before + 2 * count))
 end
-if long_member then
-  call('ZREM', LEASE, long_member, unpack(ARGV, first + 1, last))
-elseif outcomes > 0 then
-  call('ZREM', LEASE, unpack(ARGV, first + 1, last))
-end
+--! insert leases
 
 local flags, packed = string.rep('1', outcomes), ''
 local reply = {'done', flags, base, -1, 0, claimed, now}

@@ -1,0 +1,19 @@
+-- Complete the jobs of the outcomes, which were checked; their new states are added to the `n` values of `st_changes`.
+--
+-- A script that inserts it has their ids first in `ids`, their states in `sts`, their `tokens` and `kinds`, both joined,
+-- and their results in the arguments after `last`.
+local scores = {nil, nil}
+local timestamps, expires = pack('>I8I8', now, now + RESULT_TTL), format('%d', now + RESULT_TTL)
+local results = 0
+for i = 1, outcomes do
+  local id = ids[i]
+  st_changes[n + 1] = id
+  st_changes[n + 2] = COMPLETED .. sub(tokens, 8 * i - 7, 8 * i) .. timestamps .. sub(sts[i], 10) --@ complete: active -> completed
+  scores[n + 1], scores[n + 2] = expires, id
+  n = n + 2
+  if byte(kinds, i) == RESULT_BYTE then
+    results = results + 1
+    call('SET', KEYS[FIXED + results], ARGV[last + results], 'PX', RESULT_TTL_TEXT)
+  end
+end
+call('ZADD', FINISHED, unpack(scores, 1, n))

@@ -27,7 +27,7 @@ __all__ = ["health", "urlpatterns"]
 def health(request: HttpRequest) -> HttpResponse:
     """Return the names of the checks and whether they passed, with status 200 or 503.
 
-    Staff with the permissions to view the dashboard and its page *Storage* see the findings, too.
+    Staff with the permissions to view the dashboard and its page *System* see the findings, too.
     """
     report = monitor.report(get_settings().health)
     body = report.document()

@@ -62,13 +62,13 @@ class EnqueueForm(forms.Form):
         return {name: self.cleaned_data[name] for name in names if self.cleaned_data[name] not in (None, "")}
 
 
-@pages.show("enqueue", "enqueue/", rights.ENQUEUE, gettext_lazy("Enqueue"))
+@pages.show("enqueue", "job-types/all/enqueue/", rights.ENQUEUE)
 def form(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Show the form, with initial values from the query string."""
     return _page(request, site, EnqueueForm(initial=request.GET.dict()))
 
 
-@pages.act("enqueue_now", "enqueue/now/", rights.ENQUEUE)
+@pages.act("enqueue_now", "job-types/all/enqueue/now/", rights.ENQUEUE)
 def enqueue(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Enqueue the job."""
     form = EnqueueForm(request.POST)
@@ -106,5 +106,5 @@ def enqueue(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 def _page(request: HttpRequest, site: DashboardSite, form: EnqueueForm) -> HttpResponse:
     status = 400 if form.is_bound and form.errors else 200
     return site.render(
-        request, "enqueue.html", _("Enqueue job"), {"form": form}, tab="enqueue", status=status
+        request, "enqueue.html", _("Enqueue job"), {"form": form}, tab="job_types", status=status
     )

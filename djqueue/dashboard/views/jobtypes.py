@@ -114,7 +114,7 @@ WINDOWS = (
 )
 
 
-@pages.show("metrics", "metrics/", rights.VIEW, gettext_lazy("Metrics"))
+@pages.show("job_types", "job-types/", rights.VIEW, gettext_lazy("Job types"))
 def metrics(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Show charts and tables of a period."""
     queue = request.GET.get("queue", "")
@@ -133,13 +133,13 @@ def metrics(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "windows": WINDOWS,
         "period": _("hour") if report.window.length == HOUR else report.window.label,
         "histogram": _histogram(report.total),
-        "csv_url": site.url("metrics_export", **here, format="csv"),
-        "json_url": site.url("metrics_export", **here, format="json"),
+        "csv_url": site.url("job_types_export", **here, format="csv"),
+        "json_url": site.url("job_types_export", **here, format="json"),
     }
-    return site.render(request, "metrics.html", _("Metrics"), context, tab="metrics", read=cached)
+    return site.render(request, "job_types.html", _("Job types"), context, tab="job_types", read=cached)
 
 
-@pages.show("metrics_export", "metrics/export/", rights.VIEW)
+@pages.show("job_types_export", "job-types/all/export/", rights.VIEW)
 def export(request: HttpRequest, _site: DashboardSite) -> HttpResponse:
     """Export the steps of a period as CSV or JSON."""
     report = _report(request, _window(request), request.GET.get("queue", "")).value
@@ -181,7 +181,7 @@ def _window(request: HttpRequest) -> MetricWindow:
 def _report(request: HttpRequest, window: MetricWindow, queue: str) -> CachedRead[MetricReport]:
     board = boards.board(request).value
     names = [line.name for line in board.lines if queue in ("", line.name)]
-    key = ("metrics", window.word, *names)
+    key = ("job_types", window.word, *names)
     return read_cache.read(key, lambda: _read(window, names, board.at), fresh=5_000, versioned=True)
 
 

@@ -197,7 +197,7 @@ class Evidence(NamedTuple):
     """Key of the schedule's row."""
     error: str = ""
     """Fingerprint of the jobs' error."""
-    count: int = 0
+    size: int = 0
     """Number of its jobs or attempts with the problem."""
     since: int | None = None
     """Start of the problem, in UTC milliseconds; None if unknown."""
@@ -230,9 +230,9 @@ class Finding(NamedTuple):
         return min((one.since for one in self.evidence if one.since is not None), default=None)
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """Number of jobs or attempts with the problem, as far as they are counted."""
-        return sum(one.count for one in self.evidence)
+        return sum(one.size for one in self.evidence)
 
     def __str__(self) -> str:
         return f"{self.text} {self.hint}"

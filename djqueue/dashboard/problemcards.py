@@ -260,7 +260,7 @@ def _sentence(finding: Finding) -> str:
 def _item(
     request: HttpRequest, site: DashboardSite, problem: str, one: Evidence, pauses: dict[str, tuple[int, str]]
 ) -> ProblemItem:
-    count = one.count
+    count = one.size
     values = {"count": number_format(count), "queue": one.queue, "worker": one.worker}
     offers: list[ProblemAction] = []
 

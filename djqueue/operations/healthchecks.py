@@ -159,7 +159,7 @@ def check_silent(facts: HealthFacts) -> Iterator[Finding]:
             f"heartbeats: {listed(workers)}",
             "See whether the process is stopped or hangs, was killed, or cannot reach the storage. "
             "runworkers replaces processes that do not answer.",
-            tuple(Evidence(worker=one.id, count=one.active, since=one.seen_at) for one in facts.silent),
+            tuple(Evidence(worker=one.id, size=one.active, since=one.seen_at) for one in facts.silent),
         )
 
 
@@ -176,7 +176,7 @@ def check_handlers(facts: HealthFacts) -> Iterator[Finding]:
             f"no live worker has a handler for {listed(jobs)}",
             "Deploy the code that defines the job to the workers of the queue and restart them, or move or "
             "cancel the jobs.",
-            tuple(Evidence(one.queue, one.name, count=one.jobs) for one in without_handler),
+            tuple(Evidence(one.queue, one.name, size=one.jobs) for one in without_handler),
         )
 
 
@@ -206,7 +206,7 @@ def check_leases(facts: HealthFacts) -> Iterator[Finding]:
             f"no process sweeps: leases expired more than {_seconds(facts.bounds.lease_grace)} ago, of "
             f"{listed(jobs)}",
             f"{START_WORKERS} A worker or the scheduler takes such jobs back within seconds.",
-            tuple(Evidence(queue, count=count) for queue, count in stale.items()),
+            tuple(Evidence(queue, size=count) for queue, count in stale.items()),
         )
 
 
@@ -295,7 +295,7 @@ def of_queues(facts: HealthFacts, queues: Sequence[QueueOverview]) -> tuple[Evid
     """Return queues as evidence, those whose jobs have been due for longest first."""
     waits = sorted(((facts.waited(one), one) for one in queues), key=lambda pair: -pair[0])
     return tuple(
-        Evidence(one.name, count=one.counts.get(State.WAITING, 0), since=facts.at - wait)
+        Evidence(one.name, size=one.counts.get(State.WAITING, 0), since=facts.at - wait)
         for wait, one in waits
     )
 

@@ -189,15 +189,15 @@ def _failing(situation: Situation) -> Iterator[Finding]:
         if point and after >= max(NOTABLE, 2 * before):
             count = sum(bucket.failed + bucket.retried for bucket in buckets[point:])
             since = buckets[point].start
-            found.append(Evidence(name, count=count, since=since, share=after, before=before))
+            found.append(Evidence(name, size=count, since=since, share=after, before=before))
         elif failing(buckets) >= STEADY:
             bad = [bucket for bucket in buckets if bucket.failed + bucket.retried]
             count = sum(bucket.failed + bucket.retried for bucket in bad)
             # Of the first minute of all, nothing tells since when its attempts fail.
             since = None if bad[0] is buckets[0] else bad[0].start
-            found.append(Evidence(name, count=count, since=since, share=failing(buckets), before=None))
+            found.append(Evidence(name, size=count, since=since, share=failing(buckets), before=None))
     if found:
-        found.sort(key=lambda one: -one.count)
+        found.sort(key=lambda one: -one.size)
         rates = [f"{one.queue!r} ({one.share:.0%})" for one in found]
         yield Finding(
             "problem.failing",
@@ -221,7 +221,7 @@ def _new_errors(situation: Situation) -> Iterator[Finding]:
             queue,
             letters[0].name,
             error=key,
-            count=len(letters),
+            size=len(letters),
             since=letters[-1].entered_at,
             text=_text(letters[0]),
         )
@@ -230,8 +230,8 @@ def _new_errors(situation: Situation) -> Iterator[Finding]:
         for queue, letters in _by_queue(group).items()
     ]
     if found:
-        found.sort(key=lambda one: -one.count)
-        errors = [f"{one.text!r} ({numbered(one.count, 'job')} of {one.queue!r})" for one in found]
+        found.sort(key=lambda one: -one.size)
+        errors = [f"{one.text!r} ({numbered(one.size, 'job')} of {one.queue!r})" for one in found]
         yield Finding(
             "problem.new_errors",
             "error",
@@ -250,7 +250,7 @@ def _late(situation: Situation) -> Iterator[Finding]:
             continue
         if situation.at - queue.oldest_at > objective:
             waiting = queue.counts.get(State.WAITING, 0)
-            found.append(Evidence(queue.name, count=waiting, since=queue.oldest_at + objective))
+            found.append(Evidence(queue.name, size=waiting, since=queue.oldest_at + objective))
     if found:
         found.sort(key=lambda one: one.since or 0)
         names = [f"{one.queue!r} (for {(situation.at - (one.since or 0)) / 1_000:,.0f} s)" for one in found]
@@ -274,7 +274,7 @@ def _stuck(situation: Situation) -> Iterator[Finding]:
                 continue
             usual = _run_p99(buckets)
             if usual is None or length > 2 * usual:
-                found.append(Evidence(job.queue, job.name, job.id, worker.id, count=1, since=job.started_at))
+                found.append(Evidence(job.queue, job.name, job.id, worker.id, size=1, since=job.started_at))
     if found:
         found.sort(key=lambda one: one.since or 0)
         jobs = [f"{one.name!r} ({one.job} of {one.queue!r} on {one.worker})" for one in found]
@@ -294,10 +294,10 @@ def _lost(situation: Situation) -> Iterator[Finding]:
     for name, buckets in situation.hour.items():
         lost = [bucket for bucket in buckets[-RECENT:] if bucket.stalled]
         if lost:
-            found.append(Evidence(name, count=sum(one.stalled for one in lost), since=lost[0].start))
+            found.append(Evidence(name, size=sum(one.stalled for one in lost), since=lost[0].start))
     if found:
-        found.sort(key=lambda one: -one.count)
-        names = [f"{one.queue!r} ({one.count:,})" for one in found]
+        found.sort(key=lambda one: -one.size)
+        names = [f"{one.queue!r} ({one.size:,})" for one in found]
         yield Finding(
             "problem.lost",
             "warning",
@@ -337,11 +337,9 @@ def _paused(situation: Situation) -> Iterator[Finding]:
         for queue in situation.queues
         if queue.paused
     ]
-    found = tuple(
-        Evidence(queue.name, count=count, since=queue.oldest_at) for queue, count in counts if count
-    )
+    found = tuple(Evidence(queue.name, size=count, since=queue.oldest_at) for queue, count in counts if count)
     if found:
-        jobs = [f"{one.queue!r} ({numbered(one.count, 'pending job')})" for one in found]
+        jobs = [f"{one.queue!r} ({numbered(one.size, 'pending job')})" for one in found]
         yield Finding(
             "problem.paused",
             "warning",

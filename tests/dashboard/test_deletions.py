@@ -192,7 +192,7 @@ def test_undo_is_refused_for_hidden_queue(queue, client, settings):
     hidden = {"QUEUE_FILTER": lambda request, name: name != "emails"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": hidden}
     assert client.post(f"/admin/djqueue/dashboard/history/operations/{row().pk}/undo/").status_code == 404
-    assert client.post("/admin/djqueue/dashboard/operations/999999/undo/").status_code == 404
+    assert client.post("/admin/djqueue/dashboard/history/operations/999999/undo/").status_code == 404
     assert row().state == BulkState.PLANNED
     assert client.get("/admin/djqueue/dashboard/history/").context["entries"] == []
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {}}

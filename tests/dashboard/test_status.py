@@ -123,12 +123,13 @@ def test_pages_show_the_problems_that_health_checks_find(client, anywhere, setti
         cause()
     read_cache.clear()
 
-    card = cards(client)[name]
+    response = shown(client)
+    [card] = [card for card in response.context["cards"] if card.id == name]
     assert card.is_bad
     assert card.sentence == sentence
     assert remedy in card.hint
-    assert verdict(client)[1] == "bad"
-    assert sentence in unescape(shown(client).content.decode()).replace("<wbr>", "")
+    assert response.context["verdict"].level == "bad"
+    assert sentence in unescape(response.content.decode()).replace("<wbr>", "")
 
     html = unescape(client.get(address(BY_NAME["system"])).content.decode())
     [section] = re.findall("<h2>Problems</h2>.*?</section>", html, re.DOTALL)

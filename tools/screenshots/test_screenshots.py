@@ -26,9 +26,9 @@ LINKS = """[...document.querySelectorAll('#djq a[href]')].map(
 FLIGHTS = "60000"
 PREFERRED = {
     "queue": re.compile(r"/queues/claims/"),
-    "dead_letters": re.compile(r"/dead-letters/$"),
+    "errors": re.compile(r"/errors/$"),
     "jobs": re.compile(r"/jobs/\?state=completed"),
-    "job_types": re.compile(r"/metrics/$"),
+    "job_types": re.compile(r"/job-types/$"),
 }
 """Which address of a page is shown, of those that links lead to; else the first."""
 DISGUISE = """([words]) => {
@@ -53,7 +53,7 @@ ROUTES = {
     for page in sorted(PAGES, key=lambda page: "<" in page.route)
     if page.method == "GET" and page.name not in ALIKE | ABSENT
 }
-"""Addresses of pages. Those without a parameter come first: `cron/new/` is not a schedule named `new`."""
+"""Addresses of pages. Those without a parameter come first: so `schedules/new/` is no schedule."""
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,7 @@ def window(browser: Browser, shape: pictures.Shape, dashboard: str) -> Page:
 
 def begin_a_bulk_operation(page: Page, dashboard: str) -> None:
     """Retry the dead letters, as an operator would."""
-    page.goto(urljoin(dashboard, "dead-letters/begin/?kind=retry&queue=claims"))
+    page.goto(urljoin(dashboard, "errors/begin/?kind=retry&queue=claims"))
     page.fill("#id_rate", "20")
     page.click("#djq button.djq-main")
     page.wait_for_url("**/history/operations/*/")

@@ -44,7 +44,7 @@ class DashboardAdmin(ModelAdmin):
             # The admin's index and its sidebar link to this name.
             path("", self._view(self.dashboard.pages["status"]), name="djqueue_dashboard_changelist"),
             *(
-                path(f"{old}{rest}", self._moved(new))
+                path(f"{old}{rest}", self._moved(new), name="djqueue_dashboard_moved")
                 for old, new in MOVED.items()
                 for rest in ("", "<path:rest>")
             ),

@@ -13,7 +13,7 @@ export PYTHON
 # The server that the storage of the demo needs.
 DEMO_SERVER = $(patsubst postgres,postgresql,$(filter postgres redis,$(ARGS)))
 
-.PHONY: help install test test-all test-databases test-thorough test-postgresql test-scheduler test-sandbox test-spark test-spark-cluster test-spark-versions test-compat lint format mutants chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
+.PHONY: help install test test-all test-databases test-thorough test-postgresql test-scheduler test-redis test-sandbox test-spark test-spark-cluster test-spark-versions test-compat lint format mutants chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,9 +41,13 @@ test-postgresql: install ## Run on PostgreSQL everything that uses the database 
 	@scripts/system-packages.sh redis postgresql gettext
 	@$(LANES) postgresql-wide -- $(XDIST) $(ARGS)
 
-test-scheduler: install ## Run the contract of storages on the scheduler storage
+test-scheduler: install ## Run the tests of the scheduler storage
 	@scripts/system-packages.sh redis
 	@$(LANES) scheduler -- $(XDIST) $(ARGS)
+
+test-redis: install ## Run the tests of failing, slow and moved Redis servers
+	@scripts/system-packages.sh redis
+	@$(LANES) redis -- $(XDIST) $(ARGS)
 
 test-sandbox: install ## Run the sandbox's tests in its other variants
 	@$(LANES) sandbox -- $(XDIST) $(ARGS)

@@ -47,7 +47,7 @@ class Lane:
 
 LANES = {
     # What `make test` runs.
-    "sqlite": Lane(f"not thorough and not sandbox and not scheduler and {NEVER}"),
+    "sqlite": Lane(f"not thorough and not sandbox and not scheduler and not redis and {NEVER}"),
     "postgresql": Lane(
         f"dialect and not thorough and not scheduler and not slow and {NEVER}", OTHER_STORAGES, ON_POSTGRESQL
     ),
@@ -56,6 +56,7 @@ LANES = {
     "postgresql-all": Lane(f"database and not slow and {NEVER}", OTHER_STORAGES, ON_POSTGRESQL),
     "thorough": Lane(f"thorough and {NEVER}"),
     "scheduler": Lane(f"scheduler and not thorough and {NEVER}"),
+    "redis": Lane(f"redis and not thorough and {NEVER}"),
     "sandbox": Lane(f"sandbox and {NEVER}", paths=("tests/runtime",)),
     "postgresql-wide": Lane(
         f"database and (scheduler or not dialect) and not thorough and not slow and {NEVER}",
@@ -76,6 +77,12 @@ CHANGES = {
         *("djqueue/storage/scheduler/", "djqueue/storage/tables/", "djqueue/storage/wire.py"),
         *("djqueue/storage/enginesnapshots.py", "djqueue/storage/outbox.py", "djqueue/core/engine/"),
         *("djqueue/testing/contract/", "tests/storage/scheduler/"),
+    ),
+    "redis": (
+        "djqueue/storage/redis/",
+        "djqueue/storage/outbox.py",
+        "tests/storage/redis/",
+        "tests/servers.py",
     ),
     "postgresql": (
         *("djqueue/storage/database/", "djqueue/storage/scheduler/", "djqueue/storage/tables/"),

@@ -11,7 +11,7 @@ import pytest
 from tests.runtime.project import Project, WorkerProcess, close_consoles
 from tests.support import eventually
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.scheduler]
 
 SETTINGS = """
 INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "djqueue", "shop"]

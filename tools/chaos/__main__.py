@@ -16,8 +16,9 @@ Signals come in rounds, each with a new project; at the end of a round, all jobs
   after the shutdown timeout, and an interrupted job must not have used an attempt.
 
 Either way, an acknowledged job that does not exist or has not ended is lost, and one with two records or two
-dead letters is duplicated. No process may outlive its supervisor by more than a second, and no temporary file
-or socket may be left behind. The exit code is 1 if anything is wrong; logs and notes are kept then.
+dead letters is duplicated. No process may outlive its supervisor by more than ten seconds, ten times what it
+may take on an idle machine, and no temporary file or socket may be left behind. The exit code is 1 if anything
+is wrong; logs and notes are kept then.
 """
 
 import argparse

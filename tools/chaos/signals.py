@@ -19,7 +19,7 @@ SHUTDOWN_TIMEOUT = 2.0
 """Seconds that running jobs have after SIGTERM, less than the longest jobs take."""
 STOP_LIMIT = SHUTDOWN_TIMEOUT + 15.0
 """Seconds in which a stopped service has to end: what the docs recommend for TimeoutStopSec."""
-OUTLIVES = 1.0
+OUTLIVES = 10.0
 """Seconds that a process may live after the one that started it."""
 
 T = TypeVar("T")

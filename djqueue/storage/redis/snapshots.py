@@ -3,11 +3,11 @@
 The jobs of each queue are scanned, and each job is read at one moment, with all that belongs to it. A scan
 returns each job that is there from its beginning to its end, perhaps twice. A job that is moved to a queue
 that was scanned already would be missed. Therefore the queues record which jobs arrive meanwhile, and these
-are read at the end, wherever they are by then.
+are read at the end, wherever they are by then. Jobs on their way between two queues are let arrive first.
 """
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
@@ -116,17 +116,23 @@ class RedisSnapshotReader:
     def parts(self) -> Iterator[Part]:
         """Yield all parts except schedules."""
         with closing(SeenJobs()) as seen:
-            # The first queues record arrivals before any of them is scanned.
-            while new := [name for name in self._run(self._keyspace.names()) if name not in self._known]:
+            # Jobs that a process was about to move when it was killed are in no queue: let them arrive first.
+            while True:
+                for queue in self._known:
+                    self._run(self._keyspace.deliver(queue))
+                new = [name for name in self._run(self._keyspace.names()) if name not in self._known]
                 # All jobs of a queue that is listed later came to it during the read.
                 is_first = not self._known
+                # The first queues record arrivals before any of them is scanned.
                 for name in new:
                     length, rear = self._run(self._record_arrivals(name))
                     self._known[name] = length
                     self._marks[name] = rear if is_first else 0
                 for name in new:
                     yield from self._queue(name, seen)
-            yield from self._arrived(seen)
+                count = yield from self._arrived(seen)
+                if not new and not count:
+                    break
         for name in sorted(self._known):
             yield Part(snapshots.QUEUE, name, [self._run(settings(self._keyspace, name)).record()])
         for records_ in snapshots.chunks(self._limiter_records(), self._page):
@@ -165,20 +171,21 @@ class RedisSnapshotReader:
                 return
             self._keyspace.ask(RedisCommand((b"PEXPIRE", arrivals, ARRIVALS_TTL)))
 
-    def _arrived(self, seen: SeenJobs) -> Iterator[Part]:
-        """Read the jobs that were moved to a queue after its scan had begun."""
-        while True:
-            count = 0
-            for queue, first in list(self._known.items()):
-                key = self._keyspace.keys(queue).key("arrivals")
+    def _arrived(self, seen: SeenJobs) -> Generator[Part, None, int]:
+        """Read the jobs that were moved to a queue after its scan had begun; return their number."""
+        total = 0
+        for queue in self._known:
+            key = self._keyspace.keys(queue).key("arrivals")
+            while True:
+                first = self._known[queue]
                 last = first + self._page - 1
                 ids = self._keyspace.ask(RedisCommand((b"LRANGE", key, first, last)))
+                if not ids:
+                    break
                 self._known[queue] += len(ids)
-                count += len(ids)
-                if ids:
-                    yield from self._read(queue, list(dict.fromkeys(map(text, ids))), seen)
-            if not count:
-                return
+                total += len(ids)
+                yield from self._read(queue, list(dict.fromkeys(map(text, ids))), seen)
+        return total
 
     def _read(self, queue: str, ids: Sequence[str], seen: SeenJobs) -> Iterator[Part]:
         """Read jobs by id, and follow those that have been moved away."""

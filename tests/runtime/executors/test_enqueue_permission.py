@@ -20,9 +20,10 @@ from tests.runtime.storages import RecordingStorage
 from tests.support import aeventually
 
 __all__ = ["plain_settings", "site_of"]
-pytestmark = pytest.mark.skipif(
-    bool(apply.missing_layers(NOTHING)), reason="this kernel cannot enforce permissions"
-)
+pytestmark = [
+    pytest.mark.skipif(bool(apply.missing_layers(NOTHING)), reason="this kernel cannot enforce permissions"),
+    pytest.mark.sandbox,
+]
 
 
 @pytest.fixture

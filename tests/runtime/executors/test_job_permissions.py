@@ -19,9 +19,10 @@ from tests.runtime.executors import permission_jobs as jobs
 from tests.runtime.executors.test_processes import Site, decoded
 from tests.support import aeventually
 
-pytestmark = pytest.mark.skipif(
-    bool(apply.missing_layers(NOTHING)), reason="this kernel cannot enforce permissions"
-)
+pytestmark = [
+    pytest.mark.skipif(bool(apply.missing_layers(NOTHING)), reason="this kernel cannot enforce permissions"),
+    pytest.mark.sandbox,
+]
 HANDLERS = {value.name: value for value in vars(jobs).values() if isinstance(value, JobType)}
 
 

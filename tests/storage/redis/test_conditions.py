@@ -20,6 +20,8 @@ from tests.support import eventually
 
 from .conftest import BUSY
 
+pytestmark = pytest.mark.redis
+
 TIMEOUT = {"TIMEOUT": 1}
 SUBSCRIBING = {"TIMEOUT": 4}
 """A subscription waits as long for its connection before it says why there is none."""

@@ -25,6 +25,7 @@ class TestCluster(OnCluster, contract.StorageContract):
     pass
 
 
+@pytest.mark.redis
 class TestClusterAcrossMasters(
     OnCluster,
     contract.FlowsContract,

@@ -20,6 +20,8 @@ from djqueue.testing.waiting import together
 from tests import servers
 from tests.support import PATIENCE, aeventually, eventually
 
+pytestmark = pytest.mark.redis
+
 # Counts, and then keeps the server busy for a while: its answer comes too late.
 SLOW_COUNT = """
 local count = redis.call('INCR', KEYS[1])

@@ -16,6 +16,8 @@ from djqueue.testing.factories import NAME, QUEUE, batch, claim, completing, enq
 from tests.proxies import SlowProxy
 from tests.support import PATIENCE, aeventually, eventually
 
+pytestmark = pytest.mark.redis
+
 SLACK = 20.0
 """Seconds that a busy machine may add."""
 

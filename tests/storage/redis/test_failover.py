@@ -20,6 +20,8 @@ from djqueue.storage.redis.exchange import Exchange
 from djqueue.storage.redis.failover import PROMOTED, PROMOTING, SWITCHED, FailoverWatch
 from tests.support import PATIENCE, aeventually, eventually
 
+pytestmark = pytest.mark.redis
+
 ALMOST_NONE = 5
 LATE = 0.5
 """Seconds of enqueues that a planned failover may lose, besides a few jobs, where the announcement of the

@@ -49,6 +49,8 @@ from tests.support import PATIENCE, eventually
 from .conftest import BUSY
 from .programs import FAR, LEASE, NEAR, Child
 
+pytestmark = pytest.mark.redis
+
 KILLS = int(os.environ.get("DJQUEUE_TEST_KILLS", "10"))
 """Of workers, in each test of those."""
 BOTH = (NEAR, FAR)

@@ -10,6 +10,8 @@ from djqueue.storage.redis import RedisStorage
 from djqueue.testing.factories import QUEUE, items_of
 from tests.support import PATIENCE, eventually
 
+pytestmark = pytest.mark.redis
+
 
 @pytest.fixture
 def storage(redis_options):

@@ -16,6 +16,8 @@ from djqueue.testing.waiting import together
 from tests import servers
 from tests.support import PATIENCE, eventually
 
+pytestmark = pytest.mark.redis
+
 THREAD = "djqueue-redis-listener"
 
 

@@ -17,6 +17,8 @@ from djqueue.testing.factories import NAME, QUEUE, enqueue
 from tests import servers
 from tests.support import eventually
 
+pytestmark = pytest.mark.redis
+
 MESSAGES = [
     b"",
     b"hello",

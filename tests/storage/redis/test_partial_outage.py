@@ -18,6 +18,8 @@ from tests.clocks import AheadClock
 from tests.proxies import SlowProxy
 from tests.support import eventually
 
+pytestmark = pytest.mark.redis
+
 SHORT = {"TIMEOUT": 1}
 
 

@@ -11,6 +11,8 @@ from djqueue.testing.factories import batch, enqueue
 from tests import servers
 from tests.support import PATIENCE
 
+pytestmark = pytest.mark.redis
+
 
 @pytest.fixture(scope="module")
 def guarded_server():

@@ -45,6 +45,8 @@ from djqueue.testing.factories import (
 from tests.clocks import AheadClock
 from tests.support import PATIENCE
 
+pytestmark = pytest.mark.redis
+
 SEQUENCE = b":sequence:"
 SCRIPTS = (b"EVALSHA", b"EVAL")
 LOST = "the answer was lost"

@@ -5,6 +5,8 @@ import redis
 
 from tests import servers
 
+pytestmark = pytest.mark.redis
+
 
 def test_killed_server_with_an_append_only_file_keeps_its_data():
     with servers.RedisServer(appendonly=True, config={"databases": 2}) as server:

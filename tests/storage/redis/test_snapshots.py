@@ -10,7 +10,7 @@ from djqueue.core.states import State
 from djqueue.operations import healthchecks
 from djqueue.operations.healthchecks import HealthRun
 from djqueue.storage.redis import restore
-from djqueue.storage.snapshots import SCHEDULE, Part
+from djqueue.storage.snapshots import JOB, SCHEDULE, Part
 from djqueue.storage.tables.schedules import TableSchedules
 from djqueue.testing import contract
 from djqueue.testing.clock import FakeClock
@@ -28,6 +28,8 @@ from djqueue.testing.factories import (
 )
 
 from .mortal import Place
+
+pytestmark = pytest.mark.redis
 
 
 @pytest.fixture
@@ -175,6 +177,18 @@ def test_snapshot_read_fails_if_a_restore_replaced_the_data(place):
         storage.snapshots.write(parts, replace=True)
         with pytest.raises(RestoreInProgressError, match="try again"):
             list(begun)
+
+
+def test_snapshot_contains_the_jobs_of_a_killed_move_once(place):
+    def prepare(storage):
+        return [enqueue(storage, id=name, queue="mine") for name in "abc"]
+
+    def act(storage, ids):
+        storage.jobs.move("mine", ids, "theirs")
+
+    for storage, ids, _ in place.deaths(prepare, act):
+        found = [record["id"] for part in read_all(storage) if part.kind == JOB for record in part.records]
+        assert sorted(found) == ids
 
 
 @pytest.mark.django_db(transaction=True)

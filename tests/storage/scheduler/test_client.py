@@ -41,6 +41,8 @@ from tests.support import PATIENCE, eventually
 from .crashes import answers, crash, end_lease
 from .programs import Child
 
+pytestmark = pytest.mark.scheduler
+
 
 @pytest.fixture
 def away(make_storage, monkeypatch):

@@ -30,6 +30,8 @@ from tests.support import eventually
 
 from .crashes import answers, crash, end_lease
 
+pytestmark = pytest.mark.scheduler
+
 ACTIVE, COMPLETED, FAILED, WAITING = State.ACTIVE, State.COMPLETED, State.FAILED, State.WAITING
 
 

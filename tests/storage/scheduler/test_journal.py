@@ -29,6 +29,8 @@ from tests.support import PATIENCE, eventually
 
 from .recovered import check_recovery
 
+pytestmark = pytest.mark.scheduler
+
 
 @pytest.fixture
 def storage(make_storage, monkeypatch):

@@ -114,6 +114,7 @@ def test_upgraded_jobs_run_once_in_the_order_of_the_former_storage(former, stora
     assert numbers(storage) == FORMER["counts"]
 
 
+@pytest.mark.thorough
 def test_upgrade_keeps_settings_letters_and_results(former, storage):
     former()
     tables, migration = schema.changes(ALIAS)
@@ -149,6 +150,7 @@ def test_upgrade_without_finished_jobs_keeps_what_others_depend_on(former, stora
     assert drained(storage) == expected()
 
 
+@pytest.mark.thorough
 def test_bounded_queue_counts_upgraded_records(former, storage):
     former()
     carry_over(storage)
@@ -182,6 +184,7 @@ def test_command_changes_nothing_in_a_new_project(former):
     assert upgrade()["written"] is None
 
 
+@pytest.mark.thorough
 def test_upgraded_tables_have_the_indexes_of_new_ones(former):
     former()
     upgrade()
@@ -195,6 +198,7 @@ def test_upgraded_tables_have_the_indexes_of_new_ones(former):
             assert there == wanted
 
 
+@pytest.mark.thorough
 def test_column_of_an_earlier_version_is_removed(former):
     former()
     with connection.cursor() as cursor:
@@ -208,11 +212,13 @@ def test_column_of_an_earlier_version_is_removed(former):
     assert "former" not in {column.name for column in columns}
 
 
+@pytest.mark.thorough
 def test_command_without_tables_says_what_to_run(former):
     with pytest.raises(CommandError, match=r"run manage\.py migrate"):
         upgrade()
 
 
+@pytest.mark.thorough
 def test_command_refuses_while_the_former_scheduler_runs(former):
     former()
     with connection.cursor() as cursor:
@@ -228,6 +234,7 @@ def test_command_refuses_while_the_former_scheduler_runs(former):
     assert schema.changes(ALIAS)[1] is not None
 
 
+@pytest.mark.thorough
 def test_command_refuses_while_a_worker_runs(former):
     former()
     with connection.cursor() as cursor:
@@ -241,6 +248,7 @@ def test_command_refuses_while_a_worker_runs(former):
         upgrade()
 
 
+@pytest.mark.thorough
 def test_job_of_an_old_producer_is_carried_over_by_another_upgrade(former):
     former()
     upgrade()

@@ -218,7 +218,7 @@ def test_the_walk_detects_a_page_without_the_gate(settings: Any, monkeypatch: py
 
 
 def test_the_admin_has_the_dashboard_and_four_lists(settings: Any) -> None:
-    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {"ADMIN_LISTS": True}}
+    settings.DJQUEUE = {"DASHBOARD": {"ADMIN_LISTS": True}}
     registered = {
         model._meta.model_name for model in admin.site._registry if model._meta.app_label == "djqueue"
     }

@@ -194,8 +194,8 @@ def _failing(situation: Situation) -> Iterator[Finding]:
             bad = [bucket for bucket in buckets if bucket.failed + bucket.retried]
             count = sum(bucket.failed + bucket.retried for bucket in bad)
             # Of the first minute of all, nothing tells since when its attempts fail.
-            since = None if bad[0] is buckets[0] else bad[0].start
-            found.append(Evidence(name, size=count, since=since, share=failing(buckets), before=None))
+            began = None if bad[0] is buckets[0] else bad[0].start
+            found.append(Evidence(name, size=count, since=began, share=failing(buckets), before=None))
     if found:
         found.sort(key=lambda one: -one.size)
         rates = [f"{one.queue!r} ({one.share:.0%})" for one in found]

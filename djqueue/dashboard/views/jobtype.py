@@ -194,7 +194,7 @@ def registered(request: HttpRequest, name: str) -> RegisteredJob | None:
 
 
 @pages.show("job_type", "job-types/<djq:name>/", rights.VIEW)
-def job_type(request: HttpRequest, site: DashboardSite, name: str) -> HttpResponse:
+def type_page(request: HttpRequest, site: DashboardSite, name: str) -> HttpResponse:
     """Show a job type."""
     job_type = registered(request, name)
     function = None if job_type is None else job_type.function

@@ -4,8 +4,9 @@ import inspect
 import json
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Any
 
 from django import forms
 from django.contrib import messages
@@ -47,7 +48,8 @@ NUMBERS: dict[Any, type[forms.Field]] = {int: forms.IntegerField, float: forms.F
 """Fields of parameters by their annotation."""
 
 
-class Period(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Period:
     """The counts of a job type before or after a mark."""
 
     label: str
@@ -66,7 +68,8 @@ class Period(NamedTuple):
         return self.counts.failed / ended * 100 if ended else 0.0
 
 
-class TypeCounts(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TypeCounts:
     """The counts of a job type in a period."""
 
     start: int
@@ -79,7 +82,8 @@ class TypeCounts(NamedTuple):
         return sum_of(self.series)
 
 
-class TypeRuns(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TypeRuns:
     """Ended jobs of a job type among the newest records."""
 
     latest: list[JobRecord]
@@ -132,10 +136,9 @@ class RunForm(forms.Form):
         super().__init__(*args, **kwargs)
         self._name = name
         self._parameters = [] if function is None else parameters_of(function)
-        own = {}
         for parameter, annotation in self._parameters:
-            own[f"{PREFIX}{parameter.name}"] = _field_of(parameter, annotation)
-        self.fields = {**own, **self.fields}
+            self.fields[f"{PREFIX}{parameter.name}"] = _field_of(parameter, annotation)
+        self.order_fields([f"{PREFIX}{parameter.name}" for parameter, _annotation in self._parameters])
 
     @property
     def parameters(self) -> list[forms.BoundField]:
@@ -217,7 +220,7 @@ def run(request: HttpRequest, site: DashboardSite, name: str) -> HttpResponse:
         return _page(request, site, name, form)
     args, kwargs = form.arguments()
     try:
-        result = registry.get(name).using(**form.options()).enqueue(*args, **kwargs)  # type: ignore[attr-defined]
+        result = registry.get(name).using(**form.options()).enqueue(*args, **kwargs)
     except DjqueueError as error:
         form.add_error(None, rights.reason(error))
         return _page(request, site, name, form)

@@ -27,7 +27,7 @@ __all__ = ["health", "urlpatterns"]
 def health(request: HttpRequest) -> HttpResponse:
     """Return the names of the checks and whether they passed, with status 200 or 503.
 
-    Staff with the permissions to view the dashboard and its page *Storage* see the findings, too.
+    Staff with the permissions to view the dashboard and its page *System* see the findings, too.
     """
     report = monitor.report(get_settings().health)
     body = report.document()
@@ -37,7 +37,7 @@ def health(request: HttpRequest) -> HttpResponse:
 
 
 def _visible_findings(request: HttpRequest, report: HealthReport) -> Sequence[Finding]:
-    from .dashboard import findings
+    from .dashboard import problems
     from .dashboard.outages import watchdog
 
     # Probes have no session; without one, no database is asked, which may be what does not answer.
@@ -45,7 +45,7 @@ def _visible_findings(request: HttpRequest, report: HealthReport) -> Sequence[Fi
         return ()
     try:
         with watchdog.within(get_settings().health.timeout / 1_000):
-            return findings.visible(request, report) if request.user.is_staff else ()
+            return problems.visible(request, report) if request.user.is_staff else ()
     except Error:
         return ()  # the session or the user can't be read; the status is the same without them
 

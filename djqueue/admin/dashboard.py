@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from django.contrib import admin
 from django.db import connections, transaction
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponsePermanentRedirect
 from django.urls import URLPattern, path
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
@@ -34,10 +35,19 @@ class DashboardAdmin(ModelAdmin):
         return DashboardSite(self, PAGES)
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the pages of `djqueue.dashboard.urls`, each behind the site's login."""
+        """Return the pages of the dashboard and their former addresses, each behind the site's login."""
+        from djqueue.dashboard.urls import MOVED
+
+        pages = self.dashboard.pages.values()
         return [
-            path(page.route, self._view(page), name=f"djqueue_dashboard_{page.name}")
-            for page in self.dashboard.pages.values()
+            *(path(page.route, self._view(page), name=f"djqueue_dashboard_{page.name}") for page in pages),
+            # The admin's index and its sidebar link to this name.
+            path("", self._view(self.dashboard.pages["status"]), name="djqueue_dashboard_changelist"),
+            *(
+                path(f"{old}{rest}", self._moved(new), name="djqueue_dashboard_moved")
+                for old, new in MOVED.items()
+                for rest in ("", "<path:rest>")
+            ),
         ]
 
     def has_module_permission(self, request: HttpRequest) -> bool:
@@ -59,6 +69,14 @@ class DashboardAdmin(ModelAdmin):
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return False: there is no table."""
         return False
+
+    def _moved(self, to: str) -> Callable[..., HttpResponseBase]:
+        def view(request: HttpRequest, rest: str = "") -> HttpResponseBase:
+            query = request.META.get("QUERY_STRING", "")
+            url = f"{self.dashboard.url('status')}{to}{quote(rest)}"
+            return HttpResponsePermanentRedirect(f"{url}?{query}" if query else url)
+
+        return self.admin_site.admin_view(view)
 
     def _view(self, page: "DashboardPage") -> Callable[..., HttpResponseBase]:
         from djqueue.dashboard.outages import answers_without_databases, is_partial

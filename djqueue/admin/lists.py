@@ -16,6 +16,7 @@ from django.urls import URLPattern, reverse
 from django.utils.functional import cached_property
 from django.utils.translation import gettext_lazy as _
 
+from djqueue.conf import get_settings
 from djqueue.dashboard import rendering, rights
 from djqueue.dashboard.rendering import REASONS
 from djqueue.dashboard.tables import alias_of, rows_of
@@ -137,8 +138,9 @@ class ReadOnlyAdmin(ModelAdmin):
         return patterns
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        """Return whether the user may see the lists at all."""
-        return rights.may(request, rights.VIEW) and super().has_module_permission(request)
+        """Return whether the admin's index and sidebar link to the list."""
+        is_listed = get_settings().dashboard.admin_lists
+        return is_listed and rights.may(request, rights.VIEW) and super().has_module_permission(request)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Return whether the user may see the dashboard, and this list."""

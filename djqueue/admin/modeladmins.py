@@ -208,7 +208,7 @@ class JobResultAdmin(JobRowAdmin):
 class DeadLetterAdmin(JobRowAdmin):
     """Jobs that failed for good, with the reason."""
 
-    dashboard_page = "dead_letters"
+    dashboard_page = "errors"
     list_display = ("job_id", "name", "queue", "reason_shown", "error_line", "entered", "kept_until")
     list_filter = (ReasonFilter, QueueFilter, NameFilter)
     search_fields = ("job_id", "name")
@@ -266,7 +266,7 @@ class CronJobAdmin(ReadOnlyAdmin):
     """Schedules, with their next and last runs."""
 
     visible_rows = staticmethod(visible_schedules)
-    dashboard_page = "cron"
+    dashboard_page = "schedules"
     list_display = (
         "name",
         "enabled",

@@ -157,7 +157,7 @@ def is_token(value: Any) -> bool:
 
 
 def _dashboard(key: str, value: Any) -> dict[str, Any]:
-    given = _mapping(value, {"READ_ONLY", "QUEUE_FILTER", "POLL", "SSE", "REDACT"})
+    given = _mapping(value, {"READ_ONLY", "QUEUE_FILTER", "ADMIN_LISTS", "POLL", "SSE", "REDACT"})
     fields: dict[str, Any] = {}
     if "READ_ONLY" in given:
         fields["read_only"] = _flag(given["READ_ONLY"], "READ_ONLY ")
@@ -168,8 +168,9 @@ def _dashboard(key: str, value: Any) -> dict[str, Any]:
                 f"QUEUE_FILTER must be a function or the dotted path of one; got {chosen!r}"
             )
         fields["queue_filter"] = chosen
-    if "SSE" in given:
-        fields["sse"] = _flag(given["SSE"], "SSE ")
+    for word in ("ADMIN_LISTS", "SSE"):
+        if word in given:
+            fields[word.lower()] = _flag(given[word], f"{word} ")
     if "POLL" in given:
         fields["poll"] = milliseconds("POLL", given["POLL"])
     if "REDACT" in given:

@@ -21,6 +21,8 @@ class DashboardSettings:
     """Whether the dashboard allows no changes, whatever the permissions of the user."""
     queue_filter: str | Callable[..., bool] | None = None
     """A function (request, queue name) -> whether the user may see the queue; or its dotted path."""
+    admin_lists: bool = False
+    """Whether the admin's index and sidebar link to the lists of djqueue's tables."""
     poll: int = 5_000
     """Default milliseconds between refreshes of an open page; 0 for none."""
     sse: bool = False

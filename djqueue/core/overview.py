@@ -182,6 +182,33 @@ class Diagnostics(NamedTuple):
     lines: list[DiagnosticLine]
 
 
+class Evidence(NamedTuple):
+    """An object with a problem: a queue, a kind of jobs, a job, a worker or a schedule."""
+
+    queue: str = ""
+    """Queue of the object; empty if it has none, or it is unknown in this process."""
+    name: str = ""
+    """Name of its jobs, or of the schedule."""
+    job: str = ""
+    """Id of the job."""
+    worker: str = ""
+    """Id of the worker."""
+    schedule: int | None = None
+    """Key of the schedule's row."""
+    error: str = ""
+    """Fingerprint of the jobs' error."""
+    size: int = 0
+    """Number of its jobs or attempts with the problem."""
+    since: int | None = None
+    """Start of the problem, in UTC milliseconds; None if unknown."""
+    share: float = 0.0
+    """Share of its attempts that failed since then."""
+    before: float | None = None
+    """Share of its attempts that failed before; None if unknown."""
+    text: str = ""
+    """Message of the error, or version of the worker."""
+
+
 class Finding(NamedTuple):
     """A problem, or possible problem: of the settings, the servers or the jobs.
 
@@ -194,6 +221,18 @@ class Finding(NamedTuple):
     text: str
     hint: str
     """The remedy."""
+    evidence: tuple[Evidence, ...] = ()
+    """The objects with the problem, the worst first; none if the finding is about something else."""
+
+    @property
+    def since(self) -> int | None:
+        """Start of the problem, in UTC milliseconds; None if unknown."""
+        return min((one.since for one in self.evidence if one.since is not None), default=None)
+
+    @property
+    def size(self) -> int:
+        """Number of jobs or attempts with the problem, as far as they are counted."""
+        return sum(one.size for one in self.evidence)
 
     def __str__(self) -> str:
         return f"{self.text} {self.hint}"

@@ -16,7 +16,7 @@ from djqueue.signals import dashboard_action
 logger = Log("djqueue.audit")
 LAST_ACTIONS = {
     "retry": gettext_lazy("Already retried by %(user)s at %(at)s."),
-    "dead_letters_retry": gettext_lazy("Already retried by %(user)s at %(at)s."),
+    "errors_retry": gettext_lazy("Already retried by %(user)s at %(at)s."),
     "edit_now": gettext_lazy("Arguments edited by %(user)s at %(at)s."),
     "selected_retry": gettext_lazy("Already retried by %(user)s at %(at)s."),
     "selected_promote": gettext_lazy("Run immediately by %(user)s at %(at)s."),
@@ -27,7 +27,7 @@ LAST_ACTIONS = {
     "cancel": gettext_lazy("Cancelled by %(user)s at %(at)s."),
 }
 """Sentences about the last action on a job."""
-SELECTED = ("dead_letters_retry", "selected_retry", "selected_promote", "selected_cancel")
+SELECTED = ("errors_retry", "selected_retry", "selected_promote", "selected_cancel")
 """Actions on selected jobs: one row of the log covers several."""
 SELECTED_READ = 20
 """Latest rows of these actions that are searched for a job."""

@@ -152,9 +152,9 @@ def svg(graph: FlowGraph, drawing: Drawing, url: Callable[[FlowNode], str]) -> S
     count = len(graph.nodes)
     title = ngettext("Workflow of %(count)d job", "Workflow of %(count)d jobs", count) % {"count": count}
     return format_html(
-        '<svg class="djq-flow" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="group" '
-        'aria-labelledby="djq-flow-title djq-flow-desc"><title id="djq-flow-title">{2}</title>'
-        '<desc id="djq-flow-desc">{3}</desc>{4}{5}</svg>',
+        '<svg class="djq-workflow" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="group" '
+        'aria-labelledby="djq-workflow-title djq-workflow-desc"><title id="djq-workflow-title">{2}</title>'
+        '<desc id="djq-workflow-desc">{3}</desc>{4}{5}</svg>',
         str(drawing.width),
         str(drawing.height),
         title,
@@ -339,7 +339,7 @@ def _box(box: GraphNode, graph: FlowGraph, url: Callable[[FlowNode], str]) -> Sa
     name = several(box) if node is None else node.name or node.id
     inner = format_html(
         '<title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="6"></rect>'
-        '<text x="{}" y="{}">{}</text><text class="djq-flow-state" x="{}" y="{}">{} {}</text>',
+        '<text x="{}" y="{}">{}</text><text class="djq-workflow-state" x="{}" y="{}">{} {}</text>',
         f"{name}, {state}" if node is None else f"{name}, {state}, {node.queue} {node.id}",
         str(box.x),
         str(box.y),
@@ -353,9 +353,9 @@ def _box(box: GraphNode, graph: FlowGraph, url: Callable[[FlowNode], str]) -> Sa
         SYMBOLS[box.state],
         state,
     )
-    kind = f"djq-flow-box djq-flow-{box.state or 'removed'}"
+    kind = f"djq-workflow-box djq-workflow-{box.state or 'removed'}"
     if graph.root in box.nodes:
-        kind += " djq-flow-current"
+        kind += " djq-workflow-current"
     if node is None or node.state is None:
         return format_html('<g class="{}">{}</g>', kind, inner)
     return format_html('<a class="{}" href="{}">{}</a>', kind, url(node), inner)
@@ -369,8 +369,8 @@ def _fitting(name: str) -> str:
 
 def _line(line: GraphEdge) -> SafeString:
     return format_html(
-        '<path class="djq-flow-line{}" d="{}"></path>',
-        " djq-flow-unmet" if line.unmet else "",
+        '<path class="djq-workflow-line{}" d="{}"></path>',
+        " djq-workflow-unmet" if line.unmet else "",
         _path(line.points),
     )
 

@@ -25,6 +25,7 @@ from django.template.response import TemplateResponse
 from django.urls import register_converter, reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
@@ -32,7 +33,7 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import waiting_within
 from djqueue.core.errors import DjqueueError, OptionError, StorageError
 from djqueue.core.units import to_datetime
-from djqueue.dashboard import audit, findings, forms, reading, rendering, rights
+from djqueue.dashboard import audit, forms, problems, reading, rendering, rights
 from djqueue.dashboard.outages import NOTICE, UNAVAILABLE, is_partial, watchdog
 from djqueue.dashboard.reading import CachedRead, Parts, read_cache
 from djqueue.dashboard.tables import KeysetPage
@@ -52,8 +53,33 @@ AS_OF = "Djq-As-Of"
 """Header: the time of the data in a live part, in UTC milliseconds."""
 INTERVALS = (2, 5, 15, 60)
 """Refresh intervals that users can choose, in seconds."""
-FOLLOWED = frozenset({"changelist", "queues", "jobs"})
+FOLLOWED = frozenset({"status", "queues", "jobs"})
 """Pages that show only what `streams` watches."""
+SECTIONS = {
+    "status": "s",
+    "jobs": "j",
+    "job_types": "t",
+    "errors": "e",
+    "queues": "q",
+    "workflows": "f",
+    "schedules": "c",
+    "workers": "w",
+    "history": "h",
+    "system": "y",
+}
+"""Pages with a tab, in order, each with the key that opens it after `g`."""
+ASIDE = frozenset({"history", "system"})
+"""Sections about the past and the installation, whose tabs stand apart."""
+BOTTOM = ("status", "jobs", "errors", "queues")
+"""Sections in the bar at the bottom of a phone's screen."""
+PARTS = {
+    "history": {
+        "history": gettext_lazy("Activity"),
+        "operations": gettext_lazy("Bulk operations"),
+        "bulk_writes": gettext_lazy("Bulk writes"),
+    }
+}
+"""Pages of a section that has several, with their labels."""
 
 
 class QuotedConverter:
@@ -82,7 +108,7 @@ class DashboardPage:
         view: Called with the request, the dashboard site and the captured values.
         right: Required permission. Without it the page responds with status 403 and is not linked.
         method: GET for pages that only show data; POST for actions, which redirect to a page.
-        label: Label of the page's tab, if it has one.
+        label: Label of the page's tab and breadcrumb, if it has one.
         parts: What the live part shows beyond what `Reads.change_version` covers. None if unknown: the part
         is then always rendered and compared.
     """
@@ -123,6 +149,27 @@ class Pages:
             return view
 
         return register
+
+
+class SectionTab(NamedTuple):
+    """A link to a section of the dashboard."""
+
+    name: str
+    label: str
+    url: str
+    key: str
+    """Key that opens it after `g`."""
+    is_current: bool
+
+    @property
+    def is_aside(self) -> bool:
+        """Whether the tab stands apart from the others."""
+        return self.name in ASIDE
+
+    @property
+    def is_bottom(self) -> bool:
+        """Whether the bar at the bottom of a phone's screen has it."""
+        return self.name in BOTTOM
 
 
 class Crumb(NamedTuple):
@@ -194,7 +241,7 @@ class DashboardSite:
                 raise
             if changes:
                 messages.error(request, _("The action failed: %(error)s") % {"error": error})
-                return self.back(request, "changelist")
+                return self.back(request, "status")
             if isinstance(error, StorageError):
                 return self._unavailable(request, page, error)
             if isinstance(error, OptionError):
@@ -225,7 +272,7 @@ class DashboardSite:
             template: Name of the live part's template in `dashboard/live/`, and of the page's in
                 `dashboard/`. A page without a template of its own uses `base.html`.
             crumbs: Breadcrumbs between the dashboard and the page.
-            tab: Name of the page whose tab is highlighted.
+            tab: Name of the section, or of its part, whose tab is highlighted.
             read: The read that the page shows; None if the page shows current data.
             error: Why the storage can't be read.
         """
@@ -250,7 +297,8 @@ class DashboardSite:
                 "opts": self.opts,
                 "crumbs": [*crumbs, Crumb(title)],
                 "tab": tab,
-                "tabs": self._tabs(request),
+                "tabs": self._tabs(request, tab),
+                "section_parts": self._parts(request, tab),
                 "live": html,
                 "tag": str(tag),
                 "intervals": INTERVALS,
@@ -301,7 +349,7 @@ class DashboardSite:
     def back(self, request: HttpRequest, page: str, *args: Any, **query: Any) -> HttpResponse:
         """Redirect after an action to the page named in the form, otherwise to the given page."""
         target = request.POST.get("djq_back", "")
-        if target.startswith(self.url("changelist")) and url_has_allowed_host_and_scheme(target, None):
+        if target.startswith(self.url("status")) and url_has_allowed_host_and_scheme(target, None):
             return HttpResponseRedirect(target)
         return HttpResponseRedirect(self.url(page, *args, **query))
 
@@ -326,7 +374,7 @@ class DashboardSite:
             response[NOTICE] = quote(_notice(str(error), None))
             return response
         title = str(page.label) or _("Dashboard")
-        context = {"findings": findings.of_outage(request)}
+        context = {"findings": problems.of_outage(request)}
         return self.render(request, "unavailable.html", title, context, error=str(error))
 
     def _stream(self, request: HttpRequest) -> str:
@@ -339,13 +387,28 @@ class DashboardSite:
             return self.url("queue_stream", match.kwargs["queue"])
         return self.url("stream") if name in FOLLOWED else ""
 
-    def _tabs(self, request: HttpRequest) -> list[tuple[str, Any, str]]:
-        shown = [page for page in self.pages.values() if page.label and rights.may(request, page.right)]
-        return [(page.name, page.label, self.url(page.name)) for page in shown]
+    def _tabs(self, request: HttpRequest, current: str) -> list[SectionTab]:
+        section = _section_of(current)
+        return [
+            SectionTab(name, str(self.pages[name].label), self.url(name), key, name == section)
+            for name, key in SECTIONS.items()
+            if self.may_open(request, name)
+        ]
+
+    def _parts(self, request: HttpRequest, current: str) -> list[SectionTab]:
+        return [
+            SectionTab(name, str(label), self.url(name), "", name == current)
+            for name, label in PARTS.get(_section_of(current), {}).items()
+            if name in self.pages and self.may_open(request, name)
+        ]
 
 
 CONVERTER = QuotedConverter()
 register_converter(QuotedConverter, "djq")
+
+
+def _section_of(page: str) -> str:
+    return next((section for section, parts in PARTS.items() if page in parts), page)
 
 
 def _notice(error: str, as_of: int | None) -> str:

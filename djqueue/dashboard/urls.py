@@ -1,44 +1,57 @@
-"""All pages of the dashboard, in the order of their tabs."""
+"""All pages of the dashboard, and their former addresses."""
 
 from djqueue.dashboard.site import DashboardPage
 from djqueue.dashboard.views import (
-    activity,
     bulkwrites,
-    deadletters,
     editing,
-    enqueue,
-    flows,
+    errors,
+    history,
     job,
     jobs,
-    metrics,
+    jobtype,
+    jobtypes,
     operations,
-    overview,
     queues,
     scheduleform,
     schedules,
-    storage,
+    status,
     streams,
+    system,
     workers,
+    workflows,
 )
 from djqueue.storage import sparktables
 
 MODULES = (
-    overview,
-    queues,
+    status,
     jobs,
     job,
     editing,
-    deadletters,
+    jobtypes,
+    jobtype,
+    errors,
+    queues,
+    workflows,
     schedules,
     scheduleform,
-    flows,
     workers,
+    history,
     operations,
     *((bulkwrites,) if sparktables.are_installed() else ()),
-    metrics,
-    storage,
-    activity,
-    enqueue,
+    system,
     streams,
 )
+MOVED = {
+    "dead-letters/": "errors/",
+    "cron/": "schedules/",
+    "flows/": "workflows/",
+    "metrics/export/": "job-types/all/export/",
+    "metrics/": "job-types/",
+    "enqueue/": "job-types/",
+    "operations/": "history/operations/",
+    "bulk-writes/": "history/bulk-writes/",
+    "activity/": "history/",
+    "storage/": "system/",
+}
+"""Beginnings of routes by the ones that they had before, so that links in tickets and chats still work."""
 PAGES: tuple[DashboardPage, ...] = tuple(page for module in MODULES for page in module.pages.all)

@@ -8,7 +8,7 @@ from djqueue.core.errors import OptionError
 from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.options import check_text
-from djqueue.core.units import to_datetime
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.models import Annotation
 from djqueue.storage.base import Storage
 
@@ -47,6 +47,12 @@ def annotate_version(storage: Storage, now: int | None = None) -> None:
     except Error as error:
         # A project without database storage need not have the tables.
         logger.debug("Could not annotate the version: %s", in_one_line(error))
+
+
+def last_deploy(alias: str) -> tuple[int, str] | None:
+    """Return the time of the last new version that workers started with, and the version; None if unknown."""
+    last = _last(alias)
+    return None if last is None or last.follows == 0 else (to_milliseconds(last.at), last.label)
 
 
 def _forget_old(alias: str, now: int) -> None:

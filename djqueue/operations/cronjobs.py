@@ -20,6 +20,10 @@ from djqueue.schedules.zones import parse_timezone
 
 logger = Log("djqueue.cron")
 
+MAX_OVERDUE = 500
+"""Maximum overdue schedules that are read."""
+OVERDUE_AFTER = 90_000
+"""Milliseconds after which a missing run is overdue."""
 MIN_RETENTION = 60 * 60_000
 """Milliseconds for which the records of such jobs are kept at least."""
 
@@ -139,6 +143,30 @@ def next_runs(row: CronJob) -> Iterator[datetime]:
         yield to_datetime(schedule.fires_at(slot, row.name))
         slot = schedule.next_slot(max(slot, now))
         left = None if left is None else left - 1
+
+
+def queue_of(row: CronJob) -> str:
+    """Return the queue of a schedule's jobs; empty if only a process with the job's handler knows it."""
+    try:
+        known = bool(row.queue) or registry.find(row.job_name) is not None
+        return (options_of(row).queue or "") if known else ""
+    except DjqueueError:
+        return row.queue
+
+
+def overdue(alias: str, now: int) -> list[CronJob]:
+    """Return the schedules whose run is missing, the most overdue first."""
+    late = CronJob.objects.using(alias).filter(enabled=True, next_run_at__lt=to_datetime(now - OVERDUE_AFTER))
+    return [row for row in late.order_by("next_run_at")[:MAX_OVERDUE] if _is_late(row, now)]
+
+
+def _is_late(row: CronJob, now: int) -> bool:
+    """Return whether a run is overdue, including its jitter."""
+    try:
+        assert row.next_run_at is not None
+        return row.timing().fires_at(to_milliseconds(row.next_run_at), row.name) < now - OVERDUE_AFTER
+    except DjqueueError:
+        return False
 
 
 def shown(row: CronJob, at: datetime) -> str:

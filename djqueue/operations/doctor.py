@@ -1,7 +1,6 @@
 """Explains what is wrong with the jobs, the storage and the configuration, for `djqueue doctor`."""
 
-import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from typing import Literal
 
@@ -19,9 +18,9 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import DjqueueError
 from djqueue.core.messages import in_one_line, numbered
 from djqueue.core.overview import BAD, OK, Finding, QueueOverview
-from djqueue.core.states import PENDING
 
-from .healthchecks import MAX_NAMED, HealthFacts, HealthRun, listed, slow_queues, start_bounded, with_ages
+from .healthchecks import HealthFacts, HealthRun, slow_queues, start_bounded, with_ages
+from .problems import OBSERVED, problems, read_situation
 
 TIMEOUT = 30.0
 """Seconds that everything but the health checks may take."""
@@ -60,18 +59,43 @@ def diagnose(bounds: HealthSettings) -> list[Finding]:
                 "Check whether a server or database hangs.",
             )
         )
-    return sorted(findings, key=lambda one: (ORDER.index(one.level), one.id, one.text))
+    return worst_first(findings)
 
 
 def _examined(facts: HealthFacts | None) -> list[Finding]:
-    findings = [*_system_checks(asks_servers=facts is not None), *_migrations(), *_extras()]
+    return [*examine(facts), *(() if facts is None else _tried(_observed, facts))]
+
+
+def _observed(facts: HealthFacts) -> list[Finding]:
+    """Return the problems that the health checks leave alone."""
+    return [one for one in problems(read_situation(facts)) if one.id not in OBSERVED]
+
+
+def worst_first(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings, errors first."""
+    return sorted(findings, key=lambda one: (ORDER.index(one.level), one.id, one.text))
+
+
+def examine(facts: HealthFacts | None, *, asks_servers: bool = True) -> list[Finding]:
+    """Return the findings that no health check has.
+
+    Args:
+        facts: The state of the storage; None if it can't be used.
+        asks_servers: Whether the system checks may connect to servers and databases, if the storage answers.
+    """
+    asks_servers = asks_servers and facts is not None
+    findings = [*_system_checks(asks_servers=asks_servers), *_migrations(), *_extras()]
     if facts is not None:
-        for examine in (_clocks, _versions, _paused, _slow, _diagnostics):
-            try:
-                findings += examine(facts)
-            except (DjqueueError, Error, OSError) as error:
-                findings.append(_unexamined(error))
+        for examine in (_clocks, _versions, _slow, _diagnostics):
+            findings += _tried(examine, facts)
     return findings
+
+
+def _tried(examine: Callable[[HealthFacts], Iterable[Finding]], facts: HealthFacts) -> Iterable[Finding]:
+    try:
+        return list(examine(facts))
+    except (DjqueueError, Error, OSError) as error:
+        return [_unexamined(error)]
 
 
 def _unexamined(error: Exception) -> Finding:
@@ -81,12 +105,6 @@ def _unexamined(error: Exception) -> Finding:
         f"something could not be examined: {in_one_line(error)}",
         "Fix the other findings first, then run the command again.",
     )
-
-
-def configuration_problems() -> list[Finding]:
-    """Return the warnings and errors of the system checks, errors first."""
-    found = [one for one in _system_checks(asks_servers=False) if one.level != "info"]
-    return sorted(found, key=lambda one: (ORDER.index(one.level), one.id, one.text))
 
 
 def _system_checks(*, asks_servers: bool) -> Iterator[Finding]:
@@ -179,33 +197,6 @@ def _versions(facts: HealthFacts) -> Iterator[Finding]:
             f"workers run djqueue {', '.join(others)}, and this process runs {__version__}",
             "Deploy one version everywhere, and restart the workers.",
         )
-    projects = sorted({worker.project for worker in facts.workers if worker.project})
-    if len(projects) > 1:
-        yield Finding(
-            "doctor.project_version",
-            "warning",
-            f"workers run different versions of the project: {', '.join(projects)}",
-            "Unless a deployment is in progress, restart the workers that it has left out.",
-        )
-
-
-def _paused(facts: HealthFacts) -> Iterator[Finding]:
-    """Find paused queues with jobs."""
-    counts = {
-        queue.name: sum(queue.counts.get(state, 0) for state in PENDING)
-        for queue in facts.overview.queues
-        if queue.paused
-    }
-    pending = {name: count for name, count in counts.items() if count}
-    if pending:
-        jobs = [f"{name!r} ({numbered(count, 'pending job')})" for name, count in pending.items()]
-        yield Finding(
-            "doctor.paused",
-            "warning",
-            f"{numbered(len(pending), 'queue')} with jobs {'is' if len(pending) == 1 else 'are'} paused: "
-            f"{listed(jobs)}",
-            f"Run `manage.py djqueue resume {shlex.join(list(pending)[:MAX_NAMED])}`.",
-        )
 
 
 def _slow(facts: HealthFacts) -> Iterator[Finding]:
@@ -230,5 +221,5 @@ def _diagnostics(facts: HealthFacts) -> Iterator[Finding]:
                 f"storage.{line.key}",
                 "error" if line.level == BAD else "warning",
                 f"{line.group}: {line.label}: {line.value}",
-                line.note or "See the page Storage of the dashboard.",
+                line.note or "See the page System of the dashboard.",
             )

@@ -23,7 +23,7 @@ from djqueue.core.explain import BY_WORD
 from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line, numbered
 from djqueue.core.metrics import MINUTE
-from djqueue.core.overview import Finding, Overview, QueueOverview
+from djqueue.core.overview import Evidence, Finding, Overview, QueueOverview
 from djqueue.core.states import State
 from djqueue.core.threads import after_fork, beside
 from djqueue.core.workers import WorkerInfo, claiming, is_silent, unhandled, unserved
@@ -157,6 +157,7 @@ def check_workers(facts: HealthFacts) -> Iterator[Finding]:
             "error",
             f"no live worker serves {with_ages(facts, without_worker)}",
             f"Start a worker with `manage.py runworkers --queues {names}`, or resume a quiet one.",
+            of_queues(facts, without_worker),
         )
 
 
@@ -174,6 +175,7 @@ def check_silent(facts: HealthFacts) -> Iterator[Finding]:
             f"heartbeats: {listed(workers)}",
             "See whether the process is stopped or hangs, was killed, or cannot reach the storage. "
             "runworkers replaces processes that do not answer.",
+            tuple(Evidence(worker=one.id, size=one.active, since=one.seen_at) for one in facts.silent),
         )
 
 
@@ -190,6 +192,7 @@ def check_handlers(facts: HealthFacts) -> Iterator[Finding]:
             f"no live worker has a handler for {listed(jobs)}",
             "Deploy the code that defines the job to the workers of the queue and restart them, or move or "
             "cancel the jobs.",
+            tuple(Evidence(one.queue, one.name, size=one.jobs) for one in without_handler),
         )
 
 
@@ -205,6 +208,7 @@ def check_claims(facts: HealthFacts) -> Iterator[Finding]:
             f"{with_ages(facts, idle)}",
             "Look at the log of a worker, and at its threads with `manage.py djqueue workers`; then "
             "restart the workers.",
+            of_queues(facts, idle),
         )
 
 
@@ -218,6 +222,7 @@ def check_leases(facts: HealthFacts) -> Iterator[Finding]:
             f"no process sweeps: leases expired more than {_seconds(facts.bounds.lease_grace)} ago, of "
             f"{listed(jobs)}",
             f"{START_WORKERS} A worker or the scheduler takes such jobs back within seconds.",
+            tuple(Evidence(queue, size=count) for queue, count in stale.items()),
         )
 
 
@@ -300,6 +305,15 @@ def with_ages(facts: HealthFacts, queues: Sequence[QueueOverview]) -> str:
     """Return the names of queues, each with how long its oldest job has been due."""
     rows = [f"{one.name!r} (oldest job due for {_seconds(facts.waited(one))})" for one in queues]
     return f"queue {rows[0]}" if len(rows) == 1 else f"{len(rows):,} queues: {listed(rows)}"
+
+
+def of_queues(facts: HealthFacts, queues: Sequence[QueueOverview]) -> tuple[Evidence, ...]:
+    """Return queues as evidence, those whose jobs have been due for longest first."""
+    waits = sorted(((facts.waited(one), one) for one in queues), key=lambda pair: -pair[0])
+    return tuple(
+        Evidence(one.name, size=one.counts.get(State.WAITING, 0), since=facts.at - wait)
+        for wait, one in waits
+    )
 
 
 def _seconds(milliseconds: int) -> str:

@@ -60,8 +60,8 @@ def breadcrumbs(context: Context) -> SafeString:
     steps.append(
         (dashboard.opts.app_config.verbose_name, template_url(f"{site}:app_list", dashboard.opts.app_label))
     )
-    if context["tab"] != "changelist":
-        steps.append((_("Dashboard"), dashboard.url("changelist")))
+    if context["tab"] != "status":
+        steps.append((_("Dashboard"), dashboard.url("status")))
     steps += [(crumb.label, crumb.url) for crumb in crumbs]
     if django.VERSION < (6, 1):
         parts = [

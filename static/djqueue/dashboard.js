@@ -176,7 +176,11 @@
         columns[index]?.push(value === undefined || value === "" ? null : Number(value));
       });
     }
-    return { names: head.map((cell) => cell.textContent.trim()), columns };
+    const stacked = head.map((cell) => "djqStack" in cell.dataset);
+    stacked.forEach((is, index) => {
+      if (is) columns[index] = columns[index].map((value, row) => value + columns[index - 1][row]);
+    });
+    return { names: head.map((cell) => cell.textContent.trim()), columns, stacked };
   };
   // Annotations: vertical lines with labels in up to three rows.
   const drawAnnotations = (figure) => (plot) => {
@@ -214,15 +218,15 @@
     for (const figure of all("figure.djq-chart")) {
       const container = figure.querySelector(".djq-plot");
       if (!container || !container.clientWidth) continue;
-      const { names, columns } = cells(figure);
+      const { names, columns, stacked } = cells(figure);
       const plot = plots.get(container);
       if (!columns[0]?.length) { plot?.destroy(); plots.delete(container); continue; }
       if (plot && plot.series.length === names.length) { plot.setData(columns); continue; }
       plot?.destroy();
-      plots.set(container, new window.uPlot(options(figure, names, container), columns, container));
+      plots.set(container, new window.uPlot(options(figure, names, stacked, container), columns, container));
     }
   }
-  function options(figure, names, container) {
+  function options(figure, names, stacked, container) {
     const log = figure.dataset.djqScale === "log";
     const unit = figure.dataset.djqUnit || "";
     const short = new Intl.NumberFormat(lang, { notation: "compact", maximumFractionDigits: 1 });
@@ -240,7 +244,8 @@
     const first = (at) => tableOf(figure).querySelector(`tbody td:first-child[data-v="${at}"]`)?.textContent.trim() ?? "";
     const classes = (_u, splits) => splits.map((at) => first(at));
     const axis = { stroke: () => colour("--djq-quiet"), grid: { stroke: () => colour("--djq-line"), width: 1 }, ticks: { show: false } };
-    const bounds = all("thead th", tableOf(figure)).map((cell) => cell.dataset.djqLine === "bound");
+    const line = (index) => all("thead th", tableOf(figure))[index]?.dataset.djqLine;
+    const OWN = { bound: "--djq-bad", bad: "--djq-bad", good: "--djq-good" };
     const fill = figure.dataset.djqKind === "bars" ? { paths: window.uPlot.paths.bars({ size: [0.8, 40] }) } : {};
     return {
       tzDate: inZone,
@@ -251,16 +256,19 @@
       series: names.map((label, index) => (index ? {
         label,
         width: 2,
-        stroke: () => colour(bounds[index] ? "--djq-bad" : COLOURS[(index - 1) % COLOURS.length]),
-        dash: bounds[index] ? [8, 4] : index > COLOURS.length ? [4, 4] : undefined,
+        fill: line(index) === "good" ? () => colour("--djq-good-area") : undefined,
+        stroke: () => colour(OWN[line(index)] ?? COLOURS[(index - 1) % COLOURS.length]),
+        dash: line(index) === "bound" ? [8, 4] : index > COLOURS.length ? [4, 4] : undefined,
         points: { show: "djqPoints" in figure.dataset, size: 5 },
         spanGaps: false,
-        value: (_u, value) => (value === null ? "–" : short.format(value) + unit),
+        // A stacked series is drawn on top of the one before it, and named with its own number.
+        value: (plot, value, _at, row) => (value === null ? "–" : short.format(stacked[index] ? value - (plot.data[index - 1][row] ?? 0) : value) + unit),
         ...fill,
       } : { label, value: (_u, at) => (at === null ? "–" : isTime ? both.format(new Date(at * 1000)) : first(at)) })),
       hooks: { draw: [drawAnnotations(figure)] },
       legend: { live: true },
-      cursor: { drag: { x: false, y: false } },
+      bands: names.flatMap((_name, index) => (stacked[index] ? [{ series: [index, index - 1], fill: () => colour("--djq-bad-area") }] : [])),
+      cursor: { drag: { x: false, y: false }, ...(isTime ? { sync: { key: "djq" } } : {}) },
     };
   }
   const redraw = () => plots.forEach((plot) => plot.redraw(false));
@@ -300,7 +308,6 @@
   const using = help.querySelector("[data-djq-keys]");
   using.checked = stored("keys") !== "off";
   using.addEventListener("change", () => stored("keys", using.checked ? "on" : "off"));
-  const PAGES = { o: "changelist", q: "queues", j: "jobs", d: "dead_letters", c: "cron", w: "workers" };
   let going = false;
   const step = (by) => {
     const rows = all("tr[data-djq-row] a[data-djq-open]");
@@ -315,8 +322,7 @@
     const key = event.key;
     if (going) {
       going = false;
-      const link = PAGES[key] && root.querySelector(`a[data-djq-page="${PAGES[key]}"]`);
-      if (link) link.click();
+      all("a[data-djq-key]", root).find((link) => link.dataset.djqKey === key)?.click();
       return;
     }
     if (key === "g") { going = true; setTimeout(() => { going = false; }, 1500); }

@@ -205,19 +205,20 @@ def test_the_walk_detects_a_page_without_the_gate(settings: Any, monkeypatch: py
     def everything(_request: Any, *_args: Any, **_captured: Any) -> Any:
         return HttpResponse(" ".join(Job.objects.values_list("queue", flat=True)))
 
-    page: DashboardPage = by_name["storage"]
+    page: DashboardPage = by_name["system"]
     monkeypatch.setattr(type(page), "view", everything)
     scene = Scene()
     found = leaks(
-        admin.site, scene, logged_in(make_superuser()), may=ALL, dashboard="filtered", only="storage"
+        admin.site, scene, logged_in(make_superuser()), may=ALL, dashboard="filtered", only="system"
     )
-    assert any("djqueue_dashboard_storage" in one and "shows a hidden queue" in one for one in found), found
+    assert any("djqueue_dashboard_system" in one and "shows a hidden queue" in one for one in found), found
 
 
 # The index.
 
 
-def test_the_admin_has_the_dashboard_and_four_lists() -> None:
+def test_the_admin_has_the_dashboard_and_four_lists(settings: Any) -> None:
+    settings.DJQUEUE = {"DASHBOARD": {"ADMIN_LISTS": True}}
     registered = {
         model._meta.model_name for model in admin.site._registry if model._meta.app_label == "djqueue"
     }

@@ -170,7 +170,7 @@ def test_each_list_and_each_row_links_to_the_dashboard() -> None:
     rows: dict[Any, tuple[str, str]] = {
         job: ("jobs/", f"jobs/emails/{job.job_id}/"),
         make_result(job, 1): ("jobs/", f"jobs/emails/{job.job_id}/"),
-        DeadLetter.objects.get(): ("dead-letters/", f"jobs/emails/{failed.job_id}/"),
+        DeadLetter.objects.get(): ("errors/", f"jobs/emails/{failed.job_id}/"),
     }
     schedule = CronJob.objects.create(name="nightly", job_name="report", schedule="@daily")
     rows[schedule] = ("cron/", f"cron/{schedule.pk}/")

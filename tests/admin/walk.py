@@ -116,17 +116,21 @@ class Scene:
             "job_id": f"{queue}-failed",
             "worker": f"{queue}-worker",
             "write": f"{queue}-write",
-            "cron/": cron.pk,
-            "operations/": operation.pk,
+            "name": queue,
+            "schedules/": cron.pk,
+            "history/operations/": operation.pk,
         }
 
     def targets(self, site: AdminSite) -> Iterator[Target]:
         """Yield every URL of djqueue on a site, for both queues."""
         pages = {f"djqueue_dashboard_{page.name}": page for page in PAGES}
+        pages["djqueue_dashboard_changelist"] = pages["djqueue_dashboard_status"]
         for model, model_admin in site._registry.items():
             if model._meta.app_label != "djqueue":
                 continue
             for pattern in model_admin.get_urls():
+                if pattern.name == "djqueue_dashboard_moved":
+                    continue  # it shows nothing: it redirects to a page that is visited
                 for queue in (SHOWN, HIDDEN):
                     url = self._address(site, model, pattern, queue)
                     label = f"{pattern.name} of {queue}"
@@ -140,7 +144,8 @@ class Scene:
         known = {**self.captured[queue], "object_id": getattr(row, "pk", None)}
         route = str(pattern.pattern)
         if "pk" in names:
-            known["pk"] = known[next(part for part in ("cron/", "operations/") if route.startswith(part))]
+            parts = ("schedules/", "history/operations/")
+            known["pk"] = known[next(part for part in parts if route.startswith(part))]
         values = {name: known[name] for name in names}
         assert None not in values.values(), f"{model.__name__} needs a row in tests/admin/walk.py"
         if pattern.name is None:  # the admin's old URL of a row
@@ -172,7 +177,7 @@ def data_for(target: Target) -> dict[str, Any]:
     page = target.page.name if target.page else ""
     data: dict[str, Any] = {
         "job": jobs,
-        "confirm": f"{queue}-cron" if page.startswith("cron") else "1" if "worker" in page else queue,
+        "confirm": f"{queue}-cron" if page.startswith("schedule") else "1" if "worker" in page else queue,
         "what": "completed",
         "kind": "retry",
         "queue": queue,
@@ -191,7 +196,7 @@ def data_for(target: Target) -> dict[str, Any]:
     }
     if page in wanted:
         data["state"] = wanted[page]
-    if page.startswith("cron_"):
+    if page in ("schedule_create", "schedule_save"):
         data |= {**GOOD, "name": f"{queue}-another", "queue": queue, "djq_do": "save", "schedule": "@daily"}
     return data
 

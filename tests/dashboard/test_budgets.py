@@ -9,7 +9,7 @@ from django.db import connection
 
 from djqueue import Queue
 from djqueue.client import get_storage
-from djqueue.dashboard import boards, findings
+from djqueue.dashboard import boards, problems
 from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import BulkKind, BulkOperation, CronJob
@@ -44,7 +44,7 @@ COUNTED = re.compile(
 """Counts of waiting jobs by name, of which a queue with very many has one in half a minute."""
 BULK_WRITE = {"bulk_write", "bulk_write_cancel", "bulk_write_retry"}
 """Pages of a bulk write, which the in-memory storage lacks."""
-DETAILS = {"job", "edit", "flow", "worker", "queue", "operation", "dead_letters_preview"} | BULK_WRITE
+DETAILS = {"job", "edit", "workflow", "worker", "queue", "operation", "errors_preview"} | BULK_WRITE
 BACKENDS = {
     "memory": "djqueue.storage.memory.MemoryStorage",
     "tables": "djqueue.storage.database.DatabaseStorage",
@@ -86,7 +86,7 @@ def test_pages_with_cached_reads_run_few_statements(backend, monkeypatch):
     # On a busy machine, more than a second may pass between the two visits.
     monkeypatch.setattr(read_cache, "_clock", FakeClock())
     # Pages share the health checks for ten seconds, but in the transaction of a test each would run them.
-    monkeypatch.setattr(findings, "start_checks", cache(findings.start_checks))
+    monkeypatch.setattr(problems, "start_checks", cache(problems.start_checks))
     client = logged_in(make_superuser())
     for page in SHOWN:
         is_absent = page.name == "worker" or (page.name in BULK_WRITE and backend == "memory")

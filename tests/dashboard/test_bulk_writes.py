@@ -363,7 +363,7 @@ def test_action_on_hidden_bulk_write_is_refused_and_logged(client, kept, setting
     assert not BulkOperation.objects.exists()
     event = AuditEvent.objects.get()
     assert (event.action, event.refused, event.detail) == (page, True, {"write": WRITE, "queues": ["emails"]})
-    assert client.get(address(BY_NAME["activity"])).context["entries"] == []
+    assert client.get(address(BY_NAME["history"])).context["entries"] == []
 
 
 # What is done.
@@ -381,7 +381,7 @@ def test_cancel_selects_only_remaining_jobs_of_the_bulk_write(client, kept):
     response = client.post(address(BY_NAME["bulk_write_cancel_begin"]), {"expected": "6", "rate": "900"})
 
     row = BulkOperation.objects.get()
-    assert response["Location"].endswith(f"/operations/{row.pk}/")
+    assert response["Location"].endswith(f"/history/operations/{row.pk}/")
     assert (row.kind, row.rate, row.expected) == (BulkKind.CANCEL, 900, 6)
     assert (row.filter["tag"], row.filter["queues"]) == (TAG, ["emails"])
     event = AuditEvent.objects.get()

@@ -55,7 +55,7 @@ def test_action_on_all_matching_jobs_is_previewed_and_then_started(client, page,
 
     response = client.post(address(BY_NAME[f"{page}_begin"]), {**filters, "expected": "3", "rate": "500"})
     row = BulkOperation.objects.get()
-    assert response["Location"].endswith(f"/operations/{row.pk}/")
+    assert response["Location"].endswith(f"/history/operations/{row.pk}/")
     assert (row.kind, row.rate, row.expected, row.filter["queues"]) == (kind, 500, 3, ["emails"])
     event = AuditEvent.objects.get()
     assert (event.action, event.count, event.detail["state"]) == (f"{page}_begin", 3, "delayed")

@@ -24,20 +24,20 @@ LIMIT = 3.0
 """Seconds; without a deadline pages took from 5 s to 60 s."""
 BY_NAME = {page.name: page for page in PAGES}
 SHOWN = (
-    "changelist",
+    "status",
     "queues",
     "queue",
     "jobs",
     "job",
-    "dead_letters",
+    "errors",
     "workers",
-    "metrics",
-    "flows",
-    "storage",
+    "job_types",
+    "workflows",
+    "system",
 )
 FEW_OR_ALL = pytest.mark.parametrize(
     "names",
-    [("changelist", "queues", "jobs"), pytest.param(SHOWN, marks=pytest.mark.thorough)],
+    [("status", "queues", "jobs"), pytest.param(SHOWN, marks=pytest.mark.thorough)],
     ids=["few", "all"],
 )
 
@@ -117,8 +117,8 @@ def test_pages_show_cached_data_while_redis_is_unreachable(client, settings, red
     read_cache.forget()
     with redis_server.frozen() if how == "frozen" else refusing(redis_server):
         found = banners(client)
-    assert "The storage is unreachable" in found["changelist"]
-    assert re.search(r"Showing data from .*\d\d:\d\d:\d\d", found["changelist"])
+    assert "The storage is unreachable" in found["status"]
+    assert re.search(r"Showing data from .*\d\d:\d\d:\d\d", found["status"])
     assert "The storage is unreachable" in found["queues"]
     close_storage()
 
@@ -132,7 +132,7 @@ def test_pages_respond_while_network_to_redis_drops_packets(client, settings, re
         proxy.swallow()
         found = banners(client, names)
         close_storage()
-    assert "The storage is unreachable" in found["changelist"]
+    assert "The storage is unreachable" in found["status"]
 
 
 @FEW_OR_ALL
@@ -169,14 +169,14 @@ def test_pages_show_cached_data_while_the_scheduler_hangs(client, settings, tmp_
             # A read that has begun before may still answer.
             read_cache.forget()
             found = banners(client)
-            return found if found["changelist"] else None
+            return found if found["status"] else None
 
         found = eventually(banners_of_outage, message="pages show a banner")
         partial = visit(client, BY_NAME["queues"], **{"HX-Request": "true"})
         os.kill(scheduler.process.pid, signal.SIGCONT)
-        assert "The storage is unreachable: the scheduler" in found["changelist"]
-        assert re.search(r"Showing data from .*\d\d:\d\d:\d\d", found["changelist"])
+        assert "The storage is unreachable: the scheduler" in found["status"]
+        assert re.search(r"Showing data from .*\d\d:\d\d:\d\d", found["status"])
         assert "storage%20is%20unreachable" in partial["Djq-Notice"]
-        visit_without_banner(client, ("changelist",))
+        visit_without_banner(client, ("status",))
         close_storage()
         assert scheduler.finish() == 0

@@ -125,13 +125,13 @@ def test_selected_dead_letters_are_deleted_unless_retried_meanwhile(queue, clien
     storage = get_storage()
     for name in ("job-1", "job-2", "job-3"):
         a_failed_job(storage, queue="emails", id=name)
-    response = post(client, "dead_letters_delete", job=["emails/job-1", "emails/job-2"])
+    response = post(client, "errors_delete", job=["emails/job-1", "emails/job-2"])
     assert "2 dead letters of emails will be deleted in 30 seconds" in text(response)
     assert text(response).count("deletion pending</span>") == 2
     storage.jobs.retry("emails", ["job-2"])
     in_half_a_minute()
     assert storage.reads.states("emails", ["job-1", "job-2", "job-3"]) == [None, State.WAITING, State.FAILED]
-    assert "No dead letters were selected" in text(post(client, "dead_letters_delete"))
+    assert "No dead letters were selected" in text(post(client, "errors_delete"))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_queue_is_cleaned_after_30_seconds_and_its_page_shows_the_pending_deleti
     response = post(client, "clean", what=what, confirm="emails")
     assert "will be deleted in 30 seconds" in text(response)
     assert "A worker will delete" in text(response)
-    told = text(client.get(f"/admin/djqueue/dashboard/operations/{row().pk}/"))
+    told = text(client.get(f"/admin/djqueue/dashboard/history/operations/{row().pk}/"))
     assert ("States" in told) is (what != "obliterate")
     assert len(storage.reads.page("emails", None, 10)) == 3
     in_half_a_minute()
@@ -176,7 +176,10 @@ def test_undo_requires_permission_for_the_deletion(queue, client):
     queue.enqueue(1, id="job-1")
     post(client, "remove")
     begun = row().pk
-    pages = {name: f"/admin/djqueue/dashboard/operations/{begun}/{name}/" for name in ("undo", "undo-clean")}
+    pages = {
+        name: f"/admin/djqueue/dashboard/history/operations/{begun}/{name}/"
+        for name in ("undo", "undo-clean")
+    }
     assert logged_in(one_without(rights.DELETE)).post(pages["undo"]).status_code == 403
     assert client.post(pages["undo-clean"]).status_code == 403, "it is no cleaning of a queue"
     assert row().state == BulkState.PLANNED
@@ -188,12 +191,12 @@ def test_undo_is_refused_for_hidden_queue(queue, client, settings):
     post(client, "remove")
     hidden = {"QUEUE_FILTER": lambda request, name: name != "emails"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": hidden}
-    assert client.post(f"/admin/djqueue/dashboard/operations/{row().pk}/undo/").status_code == 404
-    assert client.post("/admin/djqueue/dashboard/operations/999999/undo/").status_code == 404
+    assert client.post(f"/admin/djqueue/dashboard/history/operations/{row().pk}/undo/").status_code == 404
+    assert client.post("/admin/djqueue/dashboard/history/operations/999999/undo/").status_code == 404
     assert row().state == BulkState.PLANNED
-    assert client.get("/admin/djqueue/dashboard/activity/").context["entries"] == []
+    assert client.get("/admin/djqueue/dashboard/history/").context["entries"] == []
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {}}
-    assert client.post(f"/admin/djqueue/dashboard/operations/{row().pk}/undo/").status_code == 302
+    assert client.post(f"/admin/djqueue/dashboard/history/operations/{row().pk}/undo/").status_code == 302
     assert AuditEvent.objects.latest("pk").detail["queues"] == ["emails"]
 
 
@@ -201,11 +204,11 @@ def test_undo_is_refused_on_read_only_dashboard(queue, client, settings):
     queue.enqueue(1, id="job-1")
     post(client, "remove")
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {"READ_ONLY": True}}
-    assert client.post(f"/admin/djqueue/dashboard/operations/{row().pk}/undo/").status_code == 403
+    assert client.post(f"/admin/djqueue/dashboard/history/operations/{row().pk}/undo/").status_code == 403
     assert row().state == BulkState.PLANNED
 
 
-@pytest.mark.parametrize("page", ["remove", "dead_letters_delete", "clean", "edit_now"])
+@pytest.mark.parametrize("page", ["remove", "errors_delete", "clean", "edit_now"])
 def test_forged_request_of_viewer_changes_nothing_and_is_logged(queue, page):
     queue.enqueue(1, id="job-1")
     viewer = logged_in(one_with(rights.VIEW))

@@ -82,9 +82,7 @@ def queue():
 
 
 def test_most_used_pages_have_versions():
-    assert {"changelist", "queues", "queue", "jobs", "job", "dead_letters", "cron", "schedule"} <= {
-        *VERSIONED
-    }
+    assert {"status", "queues", "queue", "jobs", "job", "errors", "schedules", "schedule"} <= {*VERSIONED}
 
 
 @pytest.mark.parametrize("name", [name for name in VERSIONED if name != "job"])
@@ -148,7 +146,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("name", ["changelist", "queues", "queue", "jobs", "dead_letters"])
+@pytest.mark.parametrize("name", ["status", "queues", "queue", "jobs", "errors"])
 @pytest.mark.usefixtures("_steady")
 def test_not_modified_response_agrees_with_rendering(queue, name, change):
     viewer = Viewer(name)
@@ -190,7 +188,7 @@ def test_progress_and_log_lines_change_the_page_of_job(queue):
 
 @pytest.mark.usefixtures("_steady")
 def test_rows_of_dashboard_tables_change_their_pages(queue):
-    overview, jobs, cron = Viewer("changelist"), Viewer("jobs"), Viewer("cron")
+    overview, jobs, cron = Viewer("status"), Viewer("jobs"), Viewer("schedules")
     jobs.url += "?state=waiting"
     for viewer in (overview, jobs, cron):
         viewer.look()
@@ -221,7 +219,7 @@ def test_tag_of_schedule_does_not_depend_on_secret_arguments(queue):
     row = CronJob.objects.create(
         pk=2, name="mail", job_name="send", queue="emails", schedule="@yearly", kwargs={"password": "4711"}
     )
-    cron, one = Viewer("cron"), Viewer("schedule")
+    cron, one = Viewer("schedules"), Viewer("schedule")
     one.url = one.url.replace("/1/", f"/{row.pk}/")
     known = version(cron), version(one)
     CronJob.objects.filter(pk=row.pk).update(kwargs={"password": "4710"}, args=[1])

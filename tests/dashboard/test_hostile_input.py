@@ -67,7 +67,7 @@ def test_time_out_of_range_is_rejected(client: Any, name: str, at: str) -> None:
 @pytest.mark.parametrize("expected", ["abc", "-1", LONG, "1e9", "2147483648"])
 def test_invalid_expected_count_is_rejected(client: Any, expected: str) -> None:
     for page, data in (
-        ("dead_letters_begin", {"kind": "retry"}),
+        ("errors_begin", {"kind": "retry"}),
         ("all_cancel_begin", {"state": "waiting"}),
     ):
         response = post(client, page, **data, expected=expected)
@@ -78,7 +78,7 @@ def test_invalid_expected_count_is_rejected(client: Any, expected: str) -> None:
 
 @pytest.mark.parametrize("text", [DEEP, f"[{LONG}]", f'[{{"a": {DEEP}}}]', '["\\ud800"]'])
 def test_json_that_cannot_be_stored_is_rejected_by_enqueue_and_schedule_forms(client: Any, text: str) -> None:
-    for page, data in (("enqueue_now", {"name": "any"}), ("cron_create", {**GOOD, "djq_do": "save"})):
+    for page, data in (("enqueue_now", {"name": "any"}), ("schedule_create", {**GOOD, "djq_do": "save"})):
         for field, value in (("args", text), ("kwargs", f'{{"a": {text}}}')):
             response = post(client, page, **{**data, field: value})
             assert response.status_code == 400, page
@@ -189,8 +189,8 @@ def test_page_answers_any_parameters(client: Any, examples: Any) -> None:
     )
     @example(page=BY_NAME["jobs"], query={"state": "waiting", "argument": 'a:"\\ud800"'})
     @example(page=BY_NAME["jobs"], query={"state": "any", "until": "9999-12-31T23:59"})
-    @example(page=BY_NAME["dead_letters"], query={"older_than": LONG})
-    @example(page=BY_NAME["dead_letters"], query={"older_than": "1e300"})
+    @example(page=BY_NAME["errors"], query={"older_than": LONG})
+    @example(page=BY_NAME["errors"], query={"older_than": "1e300"})
     def check(page: Any, query: dict[str, str]) -> None:
         response = client.get(address(page), query)
         assert is_answered(response), (page.name, query)
@@ -205,14 +205,18 @@ def test_form_answers_any_values(client: Any, examples: Any) -> None:
         page=st.sampled_from(POSTS),
         data=st.dictionaries(st.sampled_from(POST_NAMES), NASTY, min_size=1, max_size=8),
     )
-    @example(page=BY_NAME["dead_letters_begin"], data={"kind": "purge", "older_than": LONG})
+    @example(page=BY_NAME["errors_begin"], data={"kind": "purge", "older_than": LONG})
     @example(page=BY_NAME["reschedule"], data={"run_at": "9999-12-31T23:59:59"})
-    @example(page=BY_NAME["cron_create"], data={**GOOD, "start_at": "9997-12-31T23:00:00", "djq_do": "save"})
-    @example(page=BY_NAME["cron_create"], data={**GOOD, "schedule": "", "every": "36500 00:00:00"})
+    @example(
+        page=BY_NAME["schedule_create"], data={**GOOD, "start_at": "9997-12-31T23:00:00", "djq_do": "save"}
+    )
+    @example(page=BY_NAME["schedule_create"], data={**GOOD, "schedule": "", "every": "36500 00:00:00"})
     @example(page=BY_NAME["key_limits"], data={"key-name": "\ud7ff" * 300, "key-rate": LONG})
     def check(page: Any, data: dict[str, str]) -> None:
         read_cache.clear()
-        filled = {**GOOD, **data} if page.name.startswith("cron_") and page.name != "cron_run" else data
+        filled = (
+            {**GOOD, **data} if page.name.startswith("schedule_") and page.name != "schedule_run" else data
+        )
         response = client.post(address(page), filled)
         assert is_answered(response), (page.name, data)
 

@@ -110,9 +110,9 @@ def test_second_retry_names_the_user_who_retried_job_in_bulk(queue):
     queue.enqueue(1, id="job-1")
     fail(queue)
     first, second = (logged_in(one_with(rights.VIEW, rights.RETRY)) for _ in range(2))
-    first.post(address(BY_NAME["dead_letters_retry"]), {"job": ["emails/job-1"]})
+    first.post(address(BY_NAME["errors_retry"]), {"job": ["emails/job-1"]})
     visit(second, BY_NAME["retry"])
-    event = AuditEvent.objects.get(action="dead_letters_retry")
+    event = AuditEvent.objects.get(action="errors_retry")
     assert f"Already retried by {event.user}" in page(second)
 
 

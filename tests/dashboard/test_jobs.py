@@ -204,7 +204,7 @@ def test_previews_name_the_error_and_not_its_fingerprint(client, memory):
     fail("job-1", "no address 1")
     mark = fingerprint(get_storage().reads.dead_letters("emails")[0])
 
-    preview = address(BY_NAME["dead_letters_preview"], fingerprint=mark, kind="retry")
+    preview = address(BY_NAME["errors_preview"], fingerprint=mark, kind="retry")
     html = client.get(preview).content.decode()
 
     assert "NoAddressError: no address 1" in html

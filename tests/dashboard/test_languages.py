@@ -249,7 +249,7 @@ def test_diagnostics_of_a_group_share_one_heading(monkeypatch):
     ]
     found = get_storage().reads.diagnostics()._replace(lines=lines)
     monkeypatch.setattr(get_storage().reads, "diagnostics", lambda: found)
-    [page] = [page for page in PAGES if page.name == "storage"]
+    [page] = [page for page in PAGES if page.name == "system"]
     texts = opened(page).texts
     assert [text for text in texts if text in ("Server", "Disks", "first", "second", "third")] == [
         "Server",

@@ -275,17 +275,17 @@ def test_queue_over_its_objective_is_marked(settings, viewer, objective, is_late
             lambda: get_storage().reads.overview().at > get_storage().reads.overview().queues[0].oldest_at + 1
         )
 
-    for name in ("queue", "queues", "changelist"):
+    for name in ("queue", "queues", "status"):
         assert ("(target 1 ms)" in shown(viewer, name)) is is_late, name
     assert 'data-djq-line="bound">Objective' in shown(viewer)
     late = f"Queues over their objective: <strong>{int(is_late)}</strong>"
-    assert late in shown(viewer, "changelist")
+    assert late in shown(viewer, "status")
 
 
 def test_queue_without_objective_is_never_over_it(queue, viewer):
     queue.enqueue(1)
     assert "bjective" not in shown(viewer)
-    assert "(target" not in shown(viewer, "changelist")
+    assert "(target" not in shown(viewer, "status")
 
 
 def test_page_estimates_when_queue_drains(queue, viewer):
@@ -329,9 +329,9 @@ def test_annotation_is_in_the_row_of_its_minute_in_every_chart(queue, viewer):
     annotate("default", "v<1>")
     annotate("default", "long ago", 1_700_000_000_000)
 
-    for name in ("queue", "changelist", "metrics"):
+    for name in ("queue", "status", "job_types"):
         html = shown(viewer, name)
-        assert html.count("⚑ v&lt;1&gt;</span>") == (1 if name == "changelist" else 2), name
+        assert html.count("⚑ v&lt;1&gt;</span>") == (1 if name == "status" else 2), name
         assert "long ago" not in html
     assert 'data-djq-annotation="' in html
 

@@ -1,16 +1,20 @@
 """Every page with every method and permission: which requests are allowed and which are refused."""
 
+import re
+
 import pytest
 from django.test import Client
 from django.urls import reverse
 
 from djqueue.dashboard import rights
+from djqueue.dashboard.site import SECTIONS
 from djqueue.dashboard.urls import PAGES
 from djqueue.models import AuditEvent
 from tests.dashboard.visiting import (
     ALL_RIGHTS,
     address,
     logged_in,
+    make_superuser,
     one_with,
     one_without,
     visit,
@@ -106,9 +110,42 @@ def test_pages_of_hidden_queue_are_refused(chosen, settings):
 
 def test_navigation_has_pages_that_the_user_may_open():
     html = logged_in(one_with(rights.VIEW)).get(address(PAGES[0])).content.decode()
-    for page in PAGES:
-        if page.label:
-            assert (f'data-djq-page="{page.name}"' in html) is (page.right == rights.VIEW), page.name
+    tabs = re.findall(r'<a href="([^"]+)" data-djq-key', html)
+    by_name = {page.name: page for page in PAGES}
+    assert tabs == [address(by_name[name]) for name in SECTIONS if by_name[name].right == rights.VIEW]
+    assert "system" in SECTIONS
+    assert address(by_name["system"]) not in tabs
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("dead-letters/?fingerprint=ab&queue=x%20y", "errors/?fingerprint=ab&queue=x%20y"),
+        ("cron/7/edit/", "schedules/7/edit/"),
+        ("flows/a_2Fb/job-1/", "workflows/a_2Fb/job-1/"),
+        ("metrics/?window=day", "job-types/?window=day"),
+        ("metrics/export/?format=csv", "job-types/all/export/?format=csv"),
+        ("enqueue/", "job-types/"),
+        ("operations/3/", "history/operations/3/"),
+        ("bulk-writes/", "history/bulk-writes/"),
+        ("activity/?user=ann", "history/?user=ann"),
+        ("storage/", "system/"),
+    ],
+)
+def test_former_address_of_a_page_leads_to_its_new_one(old, new):
+    start = address(PAGES[0])
+    response = logged_in(one_with(rights.VIEW)).get(f"{start}{old}")
+    assert (response.status_code, response["Location"]) == (301, f"{start}{new}")
+    assert Client().get(f"{start}{old}")["Location"].startswith(reverse("admin:login"))
+
+
+def test_lists_of_tables_are_in_the_index_of_the_admin_if_a_setting_shows_them(settings):
+    superuser = logged_in(make_superuser())
+    link = f'href="{reverse("admin:djqueue_job_changelist")}"'
+    assert link not in superuser.get(reverse("admin:index")).content.decode()
+    assert superuser.get(reverse("admin:djqueue_job_changelist")).status_code == 200
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": {"ADMIN_LISTS": True}}
+    assert link in superuser.get(reverse("admin:index")).content.decode()
 
 
 def test_admin_index_links_to_dashboard_only_with_permission():

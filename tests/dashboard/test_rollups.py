@@ -6,12 +6,12 @@ from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.contrib.spark.models import Rollup
 from djqueue.core.units import to_datetime
-from djqueue.dashboard.views.metrics import HOUR, rollups_within
+from djqueue.dashboard.views.jobtypes import HOUR, rollups_within
 from tests.dashboard.visiting import PAGES, address, logged_in, make_superuser
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory"), pytest.mark.dialect]
 
-METRICS = next(page for page in PAGES if page.name == "metrics")
+METRICS = next(page for page in PAGES if page.name == "job_types")
 
 
 def shown(**query):

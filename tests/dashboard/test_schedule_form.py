@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory")]
 BY_NAME = {page.name: page for page in PAGES}
 
 
-def send(page: str = "cron_create", pk: int | None = None, **changes: str) -> Any:
+def send(page: str = "schedule_create", pk: int | None = None, **changes: str) -> Any:
     given = {**GOOD, "djq_do": "save", **changes}
     url = address(BY_NAME[page])
     if pk is not None:
@@ -24,7 +24,7 @@ def send(page: str = "cron_create", pk: int | None = None, **changes: str) -> An
 
 
 def form_page(row: CronJob) -> str:
-    url = address(BY_NAME["cron_edit"]).replace("/1/", f"/{row.pk}/")
+    url = address(BY_NAME["schedule_edit"]).replace("/1/", f"/{row.pk}/")
     response = logged_in(one_with(*ALL_RIGHTS)).get(url)
     assert response.status_code == 200
     return str(response.content.decode())
@@ -90,7 +90,7 @@ def test_registered_job_shows_no_warning(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_change_of_schedule_moves_the_next_run() -> None:
     send()
     row = CronJob.objects.get()
-    assert send("cron_save", row.pk, schedule="0 3 1 1 *").status_code == 302
+    assert send("schedule_save", row.pk, schedule="0 3 1 1 *").status_code == 302
     changed = CronJob.objects.get()
     assert changed.next_run_at is not None
     assert (changed.next_run_at.month, changed.next_run_at.day) == (1, 1)
@@ -154,7 +154,7 @@ def test_secret_arguments_are_shown_as_marks_and_are_kept() -> None:
     assert "ann" in html
 
     text = '{"password": "•••1", "to": "bob"}'
-    assert send("cron_save", row.pk, args="[]", kwargs=text).status_code == 302
+    assert send("schedule_save", row.pk, args="[]", kwargs=text).status_code == 302
 
     row.refresh_from_db()
     assert row.kwargs == {"password": "hunter2", "to": "bob"}
@@ -165,14 +165,14 @@ def test_secret_arguments_are_shown_as_marks_and_are_kept() -> None:
 
 def test_secret_argument_can_be_replaced() -> None:
     row = kept(**SECRET)
-    assert send("cron_save", row.pk, kwargs='{"password": "new"}').status_code == 302
+    assert send("schedule_save", row.pk, kwargs='{"password": "new"}').status_code == 302
     row.refresh_from_db()
     assert row.kwargs == {"password": "new"}
 
 
 def test_mark_stands_for_its_secret_only_at_its_path() -> None:
     row = kept(**SECRET)
-    response = send("cron_save", row.pk, kwargs='{"to": "•••1"}')
+    response = send("schedule_save", row.pk, kwargs='{"to": "•••1"}')
     assert response.status_code == 400
     assert "only in its original place" in errors(response)["kwargs"][0]
     assert "hunter2" not in response.content.decode()
@@ -180,7 +180,7 @@ def test_mark_stands_for_its_secret_only_at_its_path() -> None:
 
 def test_secrets_are_not_passed_to_another_job() -> None:
     row = kept(**SECRET)
-    response = send("cron_save", row.pk, job_name="shop.jobs.echo", kwargs='{"password": "•••1"}')
+    response = send("schedule_save", row.pk, job_name="shop.jobs.echo", kwargs='{"password": "•••1"}')
     assert response.status_code == 400
     assert "passed to another job" in errors(response)["job_name"][0]
 
@@ -198,7 +198,7 @@ def test_kept_secret_stays_hidden_when_other_arguments_change(monkeypatch: pytes
     row = kept(kwargs={"text": "the diagnosis", "private": True})
     assert "the diagnosis" not in form_page(row)
 
-    response = send("cron_save", row.pk, args="[]", kwargs='{"text": "•••1", "private": false}')
+    response = send("schedule_save", row.pk, args="[]", kwargs='{"text": "•••1", "private": false}')
 
     assert response.status_code == 400
     assert "would expose a hidden value" in errors(response)["__all__"][0]

@@ -103,12 +103,12 @@ async def get(user: Any, url: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "stream"),
     [
-        ("changelist", reverse(ALL)),
+        ("status", reverse(ALL)),
         ("queues", reverse(ALL)),
         ("jobs", reverse(ALL)),
         ("queue", reverse(ONE, args=["emails"])),
-        ("cron", None),
-        ("storage", None),
+        ("schedules", None),
+        ("system", None),
     ],
 )
 async def test_page_names_its_stream_if_it_shows_watched_data(name, stream, root, enabled):

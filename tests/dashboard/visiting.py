@@ -20,6 +20,7 @@ CAPTURED = {
     "root": "job-1",
     "worker": "w1",
     "write": "write-1",
+    "name": "emails",
 }
 """Values for the captures of routes."""
 

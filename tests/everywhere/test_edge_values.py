@@ -341,7 +341,7 @@ def test_form_answers_any_values(client: Client, examples: Any) -> None:
     fields = ("name", "queue", "args", "kwargs", "delay", "run_at", "priority", "unique_key", "older_than",
               "max_attempts", "id", "timeout", "tags", "schedule", "every", "timezone", "start_at", "end_at",
               "job_name", "rate", "concurrency", "key-name", "new_id", "to", "expected")  # fmt: skip
-    pages = ("enqueue_now", "cron_create", "dead_letters_begin", "all_cancel_begin")
+    pages = ("enqueue_now", "schedule_create", "errors_begin", "all_cancel_begin")
 
     @examples
     @given(name=st.sampled_from(pages), data=st.dictionaries(st.sampled_from(fields), argument, max_size=5))

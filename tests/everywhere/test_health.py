@@ -334,7 +334,7 @@ def test_a_problem_of_several_queues_is_one_finding(storage: Storage) -> None:
     _, unhandled = command("health", "--max-wait", "0", "--timeout", "60")
     for queue in ("orders", "emails"):
         storage.queues.pause(queue)
-    paused = [finding for finding in doctor.diagnose(AT_ONCE) if finding.id == "doctor.paused"]
+    paused = [finding for finding in doctor.diagnose(AT_ONCE) if finding.id == "problem.paused"]
 
     for [finding] in (unserved["findings"], unhandled["findings"]):
         assert "'orders'" in finding["text"]
@@ -356,8 +356,8 @@ def test_doctor_explains_health_checks_paused_queues_and_versions(storage: Stora
     storage.queues.pause("other")
 
     assert ids() - before == {
-        "doctor.paused",
-        "doctor.project_version",
+        "problem.paused",
+        "problem.versions",
         "doctor.version",
         "health.handlers",
     }

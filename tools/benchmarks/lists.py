@@ -41,7 +41,7 @@ def reads(client: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "Jobs, completed", lambda: page(client, "jobs", state="completed")
     yield "Jobs, failed", lambda: page(client, "jobs", state="failed")
     yield "Queue, completed", lambda: page(client, "queue", queue="queue-07", state="completed")
-    yield "Dead letters", lambda: page(client, "dead_letters")
+    yield "Dead letters", lambda: page(client, "errors")
     yield "admin Jobs", lambda: changelist(client, "job")
     yield (
         "admin Jobs, state and queue",

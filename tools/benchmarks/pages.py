@@ -177,12 +177,12 @@ def overview(name: str, given: Any, samples: int) -> None:
                 names, end - 60 * MINUTE, end, MINUTE
             ),
             "what is read each second": boards.read_board,
-            "page Overview": lambda: page(client, "changelist"),
+            "page Status": lambda: page(client, "status"),
             "page Queues": lambda: page(client, "queues"),
         }
         for word, read in reads.items():
             found.setdefault(word, []).append(quickest(read, samples, read_cache.forget))
-        for word in ("what is read each second", "page Overview"):
+        for word in ("what is read each second", "page Status"):
             key = f"{word}, cold"
             found.setdefault(key, []).append(quickest(reads[word], samples, read_cache.clear))
     for word, (few, many) in found.items():

@@ -30,7 +30,7 @@ class Shape:
 
 DESKTOP = (Shape("light", 1280, 1100), Shape("dark", 1280, 1100))
 PHONE = (Shape("light", 390, 1300), Shape("dark", 390, 1300))
-ON_PHONES = ("changelist", "queues", "job-waiting")
+ON_PHONES = ("status", "queues", "job-waiting")
 """Pages that are shown at a phone's width, too."""
 
 

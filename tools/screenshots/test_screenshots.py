@@ -26,9 +26,9 @@ LINKS = """[...document.querySelectorAll('#djq a[href]')].map(
 FLIGHTS = "60000"
 PREFERRED = {
     "queue": re.compile(r"/queues/claims/"),
-    "dead_letters": re.compile(r"/dead-letters/$"),
+    "errors": re.compile(r"/errors/$"),
     "jobs": re.compile(r"/jobs/\?state=completed"),
-    "metrics": re.compile(r"/metrics/$"),
+    "job_types": re.compile(r"/job-types/$"),
 }
 """Which address of a page is shown, of those that links lead to; else the first."""
 DISGUISE = """([words]) => {
@@ -42,9 +42,9 @@ DISGUISE = """([words]) => {
   }
 }"""
 """Takes where this is made, and on which machine, out of the page."""
-LISTED = {"job": "dead-letters/?queue=claims", "job-waiting": "queues/charts/"}
+LISTED = {"job": "errors/?queue=claims", "job-waiting": "queues/charts/"}
 """Pages of single jobs, by the list of which the first is shown: one that has failed, one that waits."""
-ALIKE = {"all_delete", "all_cancel", "all_promote", "cron_edit"}
+ALIKE = {"all_delete", "all_cancel", "all_promote", "schedule_edit"}
 """Pages that look as others do."""
 ABSENT = {"bulk_writes", "bulk_write", "bulk_write_cancel", "bulk_write_retry"}
 """Pages of what a demo without Spark does not have."""
@@ -53,7 +53,7 @@ ROUTES = {
     for page in sorted(PAGES, key=lambda page: "<" in page.route)
     if page.method == "GET" and page.name not in ALIKE | ABSENT
 }
-"""Addresses of pages. Those without a parameter come first: `cron/new/` is not a schedule named `new`."""
+"""Addresses of pages. Those without a parameter come first: so `schedules/new/` is no schedule."""
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +124,10 @@ def window(browser: Browser, shape: pictures.Shape, dashboard: str) -> Page:
 
 def begin_a_bulk_operation(page: Page, dashboard: str) -> None:
     """Retry the dead letters, as an operator would."""
-    page.goto(urljoin(dashboard, "dead-letters/begin/?kind=retry&queue=claims"))
+    page.goto(urljoin(dashboard, "errors/begin/?kind=retry&queue=claims"))
     page.fill("#id_rate", "20")
     page.click("#djq button.djq-main")
-    page.wait_for_url("**/operations/*/")
+    page.wait_for_url("**/history/operations/*/")
 
 
 def named(address: str, dashboard: str) -> str:
@@ -142,7 +142,7 @@ def named(address: str, dashboard: str) -> str:
 
 def addresses(page: Page, dashboard: str) -> dict[str, str]:
     """An address for each page that links lead to, from the first page on."""
-    found: dict[str, str] = {"changelist": dashboard}
+    found: dict[str, str] = {"status": dashboard}
     visited: set[str] = set()
     while waiting := [url for url in found.values() if url not in visited]:
         visited.add(waiting[0])
@@ -202,9 +202,14 @@ def test_every_page_has_its_pictures(demo: str, browser: Browser) -> None:
 def test_what_spark_has_brought_has_its_pictures(spark_demo: str, browser: Browser) -> None:
     for shape in pictures.DESKTOP:
         page = window(browser, shape, spark_demo)
-        page.goto(urljoin(spark_demo, "bulk-writes/"))
-        latest = page.locator("#djq tbody a[href*='/bulk-writes/']").last.evaluate("(link) => link.href")
-        for name, address in (("bulk_writes", urljoin(spark_demo, "bulk-writes/")), ("bulk_write", latest)):
+        page.goto(urljoin(spark_demo, "history/bulk-writes/"))
+        latest = page.locator("#djq tbody a[href*='/history/bulk-writes/']").last.evaluate(
+            "(link) => link.href"
+        )
+        for name, address in (
+            ("bulk_writes", urljoin(spark_demo, "history/bulk-writes/")),
+            ("bulk_write", latest),
+        ):
             path = shape.path(name)
             pictures.save(take(page, address, shape), path)
             assert path.stat().st_size < pictures.LARGEST, path

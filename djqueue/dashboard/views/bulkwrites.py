@@ -286,18 +286,18 @@ BULK_WRITE_ACTIONS = (
 )
 
 
-@pages.show("bulk_writes", "bulk-writes/", rights.VIEW)
+@pages.show("bulk_writes", "history/bulk-writes/", rights.VIEW, gettext_lazy("Bulk writes"))
 def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List the bulk writes to queues that the user can see."""
     found = read_page(request, request.GET.get("after", ""))
     context = {"rows": found.shown, "older": found.older and site.url("bulk_writes", after=found.older)}
-    crumbs = [site.crumb("operations")]
+    crumbs = [site.crumb("history")]
     return site.render(
-        request, "bulk_writes.html", _("Bulk writes"), context, tab="operations", crumbs=crumbs
+        request, "bulk_writes.html", _("Bulk writes"), context, tab="bulk_writes", crumbs=crumbs
     )
 
 
-@pages.show("bulk_write", "bulk-writes/<djq:write>/", rights.VIEW)
+@pages.show("bulk_write", "history/bulk-writes/<djq:write>/", rights.VIEW)
 def one(request: HttpRequest, site: DashboardSite, write: str) -> HttpResponse:
     """Show a bulk write and the states of its jobs."""
     shown = _found(request, write)
@@ -314,11 +314,11 @@ def one(request: HttpRequest, site: DashboardSite, write: str) -> HttpResponse:
         "retry_url": _url(request, site, "bulk_write_retry", write),
     }
     crumbs = _crumbs(site)
-    return site.render(request, "bulk_write.html", _("Bulk write"), context, tab="operations", crumbs=crumbs)
+    return site.render(request, "bulk_write.html", _("Bulk write"), context, tab="bulk_writes", crumbs=crumbs)
 
 
 def _register(kind: BulkWriteAction) -> None:
-    @pages.show(kind.page, f"bulk-writes/<djq:write>/{kind.route}/", kind.right)
+    @pages.show(kind.page, f"history/bulk-writes/<djq:write>/{kind.route}/", kind.right)
     def preview(request: HttpRequest, site: DashboardSite, write: str) -> HttpResponse:
         """Show how many jobs match."""
         shown = _found(request, write)
@@ -326,7 +326,7 @@ def _register(kind: BulkWriteAction) -> None:
             _not_found(request, site) if shown is None else _preview(request, site, kind, shown, RateForm())
         )
 
-    @pages.act(f"{kind.page}_begin", f"bulk-writes/<djq:write>/{kind.route}/now/", kind.right)
+    @pages.act(f"{kind.page}_begin", f"history/bulk-writes/<djq:write>/{kind.route}/now/", kind.right)
     def begin(request: HttpRequest, site: DashboardSite, write: str) -> HttpResponse:
         """Start the operation."""
         return _begin(request, site, kind, write)
@@ -386,7 +386,7 @@ def _preview(
         form,
         counts,
         title=str(kind.title),
-        tab="operations",
+        tab="bulk_writes",
         crumbs=[*_crumbs(site), Crumb(str(_("Bulk write")), page_url)],
         begin_url=site.url(f"{kind.page}_begin", report.write),
         button=kind.button,
@@ -435,7 +435,7 @@ def _found(request: HttpRequest, write: str) -> BulkWriteView | None:
 
 def _not_found(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     text = _("Bulk write not found. Reports are kept for 30 days.")
-    return site.not_found(request, _("Bulk write not found"), text, tab="operations", crumbs=_crumbs(site))
+    return site.not_found(request, _("Bulk write not found"), text, tab="bulk_writes", crumbs=_crumbs(site))
 
 
 def _states(site: DashboardSite, shown: BulkWriteView, progress: BulkWriteJobs) -> list[tuple[str, int, str]]:
@@ -455,4 +455,4 @@ def _url(request: HttpRequest, site: DashboardSite, page: str, write: str) -> st
 
 
 def _crumbs(site: DashboardSite) -> list[Crumb]:
-    return [site.crumb("operations"), Crumb(str(_("Bulk writes")), site.url("bulk_writes"))]
+    return [site.crumb("history"), site.crumb("bulk_writes")]

@@ -24,7 +24,7 @@ from djqueue.dashboard import actions, audit, boards, charts, reading, redaction
 from djqueue.dashboard.forms import DateTimeInput, TimeField
 from djqueue.dashboard.reading import FRESH_TIME
 from djqueue.dashboard.site import DashboardSite, Pages
-from djqueue.dashboard.views import editing, flows
+from djqueue.dashboard.views import editing, workflows
 from djqueue.models import BulkKind, PayloadVersion
 from djqueue.storage.actions import CANCEL, PROMOTE, REMOVE, RETRY, Action
 
@@ -274,7 +274,7 @@ def _render(
         "progress": rendering.progress(record.progress),
         "options": _options(record),
         "subject": subject and subjects.shown(request, site.site, subject),
-        "flow": flows.around(request, queue, job_id),
+        "flow": workflows.around(request, queue, job_id),
         "offers": _offers(request, site, record),
         "reason": rendering.reason(record.reason) if record.reason else "",
         "is_over": record.state in TERMINAL,

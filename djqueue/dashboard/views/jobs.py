@@ -20,7 +20,7 @@ from djqueue.dashboard.jobsearch import JobFilter
 from djqueue.dashboard.outages import is_partial
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of
-from djqueue.dashboard.views import deadletters
+from djqueue.dashboard.views import errors
 from djqueue.dashboard.views.job import OFFERS, Offer
 from djqueue.models import BulkKind, Job, JobState
 from djqueue.operations import bulk
@@ -172,7 +172,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "menus": menus(request, site),
         "bulk_actions": _selected_actions(request, site, listed.jobs),
         "matching_actions": _matching_actions(request, site, wanted, query, listed.jobs),
-        "error_text": error and deadletters.error_text(request, wanted.queue, error),
+        "error_text": error and errors.error_text(request, wanted.queue, error),
     }
     status = 400 if form.errors else 429 if listed.window == BUSY else 200
     return site.render(request, "jobs.html", _("Jobs"), context, tab="jobs", read=cached, status=status)
@@ -383,9 +383,9 @@ def _listed(request: HttpRequest, board: boards.Board, wanted: JobFilter, has_ro
 
 def _dead_letters(request: HttpRequest, queue: str, error: str, after: str) -> Listed:
     """Return the jobs of one error, among the dead letters that are examined."""
-    sample = deadletters.read_dead_letters(request, queue).value
+    sample = errors.read_dead_letters(request, queue).value
     matching = list(sample.matching(read_filter(fingerprint=error)))
-    dead_letters, older = deadletters.page_of(matching, after)
+    dead_letters, older = errors.page_of(matching, after)
     by_queue: dict[str, list[str]] = {}
     for dead_letter in dead_letters:
         by_queue.setdefault(dead_letter.queue, []).append(dead_letter.id)
@@ -446,11 +446,11 @@ def _matching_actions(
         for one in BULK_ACTIONS
         if not error and state in one.action.states and site.may_open(request, one.page)
     ]
-    if state in RETRY.states and site.may_open(request, "dead_letters_preview"):
-        url = site.url("dead_letters_preview", **here, kind=BulkKind.RETRY)
+    if state in RETRY.states and site.may_open(request, "errors_preview"):
+        url = site.url("errors_preview", **here, kind=BulkKind.RETRY)
         links.insert(0, (_("Retry all matching…"), url))
         if error:
-            url = site.url("dead_letters_preview", **here, kind=BulkKind.PURGE)
+            url = site.url("errors_preview", **here, kind=BulkKind.PURGE)
             links.append((_("Delete all matching…"), url))
     return links
 

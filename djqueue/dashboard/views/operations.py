@@ -17,22 +17,20 @@ from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import BulkKind, BulkOperation, BulkState
 from djqueue.operations import bulk
-from djqueue.storage import sparktables
 
 pages = Pages()
 
 
-@pages.show("operations", "operations/", rights.VIEW, gettext_lazy("Bulk operations"))
+@pages.show("operations", "history/operations/", rights.VIEW, gettext_lazy("Bulk operations"))
 def operations(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List the operations on queues that the user can see, newest first."""
     sees = partial(_sees, request) if rights.hides_queues() else None
     page = tables.page(rows_of(BulkOperation), request.GET.get("at", ""), sees=sees)
-    has_writes = sparktables.are_installed()
-    context = {"rows": page.rows, "has_writes": has_writes, **site.page_links("operations", page)}
+    context = {"rows": page.rows, **site.page_links("operations", page)}
     return site.render(request, "operations.html", _("Bulk operations"), context, tab="operations")
 
 
-@pages.show("operation", "operations/<int:pk>/", rights.VIEW)
+@pages.show("operation", "history/operations/<int:pk>/", rights.VIEW)
 def operation(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """Show an operation."""
     row = rows_of(BulkOperation).filter(pk=pk).first()
@@ -49,12 +47,12 @@ def operation(request: HttpRequest, site: DashboardSite, pk: int) -> HttpRespons
         "share": min(1.0, row.looked_at / row.expected) if row.expected else None,
     }
     title = str(row.get_kind_display()).capitalize()
-    crumbs = [site.crumb("operations")]
+    crumbs = [site.crumb("history"), site.crumb("operations")]
     return site.render(request, "operation.html", title, context, tab="operations", crumbs=crumbs)
 
 
 def _may_abort(page: str, right: str) -> None:
-    @pages.act(page, f"operations/<int:pk>/{page.replace('_', '/')}/", right)
+    @pages.act(page, f"history/operations/<int:pk>/{page.replace('_', '/')}/", right)
     def abort(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
         """Abort the operation."""
         return _abort(request, site, page, pk)
@@ -81,13 +79,13 @@ for _page, _right in (
     _may_abort(_page, _right)
 
 
-@pages.act("undo", "operations/<int:pk>/undo/", rights.DELETE)
+@pages.act("undo", "history/operations/<int:pk>/undo/", rights.DELETE)
 def undo(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """Undo a deletion of jobs that has not started."""
     return _undo(request, site, "undo", pk, (BulkKind.DELETE, BulkKind.PURGE))
 
 
-@pages.act("undo_clean", "operations/<int:pk>/undo-clean/", rights.CLEAR)
+@pages.act("undo_clean", "history/operations/<int:pk>/undo-clean/", rights.CLEAR)
 def undo_clean(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """Undo deleting jobs of a queue that has not started."""
     return _undo(request, site, "undo_clean", pk, bulk.QUEUE_KINDS)
@@ -136,7 +134,7 @@ def _detail(row: BulkOperation) -> dict[str, Any]:
 
 
 def _not_found(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    title, crumbs = _("Operation not found"), [site.crumb("operations")]
+    title, crumbs = _("Operation not found"), [site.crumb("history"), site.crumb("operations")]
     return site.not_found(request, title, _("Operation not found."), tab="operations", crumbs=crumbs)
 
 

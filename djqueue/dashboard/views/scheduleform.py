@@ -172,19 +172,19 @@ def shown_arguments(row: CronJob) -> dict[str, Any]:
     return dict.fromkeys(jsontext.ARGUMENTS, redaction.Hidden())
 
 
-@pages.show("cron_new", "cron/new/", rights.CRON)
+@pages.show("schedule_new", "schedules/new/", rights.CRON)
 def new(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Show the form of a new schedule."""
     return _page(request, site, ScheduleForm(request, instance=CronJob()))
 
 
-@pages.act("cron_create", "cron/create/", rights.CRON)
+@pages.act("schedule_create", "schedules/create/", rights.CRON)
 def create(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Create a schedule, or preview its runs."""
-    return _save(request, site, CronJob(), "cron_create")
+    return _save(request, site, CronJob(), "schedule_create")
 
 
-@pages.show("cron_edit", "cron/<int:pk>/edit/", rights.CRON)
+@pages.show("schedule_edit", "schedules/<int:pk>/edit/", rights.CRON)
 def edit(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """Show the form of a schedule that was created on the dashboard."""
     row = schedules.find(request, pk)
@@ -193,13 +193,13 @@ def edit(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     return _page(request, site, ScheduleForm(request, instance=row))
 
 
-@pages.act("cron_save", "cron/<int:pk>/save/", rights.CRON)
+@pages.act("schedule_save", "schedules/<int:pk>/save/", rights.CRON)
 def save(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """Save a schedule, or preview its runs."""
     row = schedules.find(request, pk)
     if row is None or row.source != ScheduleSource.HAND:
         return _refused(request, site, row)
-    return _save(request, site, row, "cron_save")
+    return _save(request, site, row, "schedule_save")
 
 
 def _save(request: HttpRequest, site: DashboardSite, row: CronJob, page: str) -> HttpResponse:
@@ -224,18 +224,18 @@ def _page(request: HttpRequest, site: DashboardSite, form: ScheduleForm) -> Http
         "form": form,
         "row": row,
         "names": registry.names(),
-        "save_url": site.url("cron_save", row.pk) if row.pk else site.url("cron_create"),
+        "save_url": site.url("schedule_save", row.pk) if row.pk else site.url("schedule_create"),
         "errors": _errors(form) if form.is_bound else [],
         **_preview(form),
     }
-    crumbs = [site.crumb("cron")]
+    crumbs = [site.crumb("schedules")]
     if row.pk:
         crumbs.append(Crumb(form.initial["name"], site.url("schedule", row.pk)))
     title = _("Edit schedule") if row.pk else _("Add schedule")
     # The preview of an incomplete form is a regular response.
     status = 400 if form.is_bound and form.errors and not is_partial(request) else 200
     return site.render(
-        request, "schedule_form.html", title, context, tab="cron", crumbs=crumbs, status=status
+        request, "schedule_form.html", title, context, tab="schedules", crumbs=crumbs, status=status
     )
 
 
@@ -266,7 +266,7 @@ def _preview(form: ScheduleForm) -> dict[str, Any]:
 def _refused(request: HttpRequest, site: DashboardSite, row: CronJob | None) -> HttpResponse:
     if row is None:
         messages.warning(request, _("This schedule no longer exists."))
-        return site.back(request, "cron")
+        return site.back(request, "schedules")
     messages.warning(request, _("This schedule is declared in code. Edit the code instead."))
     return site.back(request, "schedule", row.pk)
 

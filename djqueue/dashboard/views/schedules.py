@@ -23,14 +23,14 @@ from djqueue.core.errors import DjqueueError, OptionError
 from djqueue.core.job import JobRecord
 from djqueue.core.logs import Log
 from djqueue.core.states import LIVE, State
-from djqueue.core.units import to_datetime, to_milliseconds
-from djqueue.dashboard import audit, boards, reading, rendering, rights, tables
+from djqueue.core.units import to_milliseconds
+from djqueue.dashboard import audit, boards, reading, rendering, rights
 from djqueue.dashboard.jsontext import ARGUMENTS
 from djqueue.dashboard.reading import CachedRead, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import CronJob, JobState, ScheduleSource
-from djqueue.operations.cronjobs import batch_of, job_id, next_runs, options_of
+from djqueue.operations.cronjobs import OVERDUE_AFTER, batch_of, job_id, next_runs, options_of
 from djqueue.schedules import Schedule
 from djqueue.schedules.expressions import LAST_DAY, LAST_WORKDAY, Fields, fields_of
 
@@ -42,15 +42,12 @@ NEXT_RUNS = 5
 """Next runs shown."""
 PAST_RUNS = 30
 """Past runs shown."""
-OVERDUE_AFTER = 90_000
-"""Milliseconds after which a missing run is overdue."""
 OUTCOMES_FRESH = 5_000
 """Milliseconds before outcomes are read again."""
 MAX_SEARCHES = 6
 """Maximum attempts to find past slots, each with another start time."""
 MAX_STEPS = 300
 """Maximum slots examined per attempt."""
-ANY_DUE = "SELECT 1 FROM djqueue_cron_job WHERE enabled AND next_run_at < %s LIMIT 1"
 Outcomes = Mapping[tuple[str, str], State]
 """States by queue and job ID. Removed jobs are missing."""
 MAX_TIMES = 6
@@ -163,20 +160,6 @@ def has_known_queue(row: CronJob) -> bool:
     return bool(row.queue) or registry.find(row.job_name) is not None
 
 
-def overdue(request: HttpRequest) -> list[CronJob]:
-    """Return the overdue schedules that the user can see, the most overdue first."""
-    return [
-        row
-        for row in read_cache.read("overdue", _overdue, fresh=OUTCOMES_FRESH).value
-        if sees_schedule(request, row)
-    ]
-
-
-def overdue_parts(request: HttpRequest) -> Hashable:
-    """Return what the overview shows of schedules: see `reading.Parts`."""
-    return tuple((row.pk, row.name, row.next_run_at) for row in overdue(request))
-
-
 def schedule_parts(request: HttpRequest) -> Hashable:
     """Return what pages show of schedules: see `reading.Parts`.
 
@@ -195,7 +178,7 @@ def rows_for(rows: Sequence[CronJob]) -> CachedRead[list[ScheduleRow]]:
     wanted: dict[str, list[str]] = {}
     for row in rows:
         wanted.setdefault(queue_of(row), []).extend(job_id(row, slot) for slot in slots[row.pk])
-    key = ("cron", *((row.pk, row.last_run_at) for row in rows))
+    key = ("schedules", *((row.pk, row.last_run_at) for row in rows))
     cached = read_cache.read(key, lambda: _outcomes(wanted), fresh=OUTCOMES_FRESH, versioned=True)
     found = [_row(row, slots[row.pk], cached.value, now) for row in rows]
     return cached._replace(value=found)  # type: ignore[arg-type, return-value]
@@ -237,7 +220,7 @@ def upcoming(row: CronJob) -> list[int]:
     return [to_milliseconds(at) for at in islice(next_runs(row), NEXT_RUNS)]
 
 
-@pages.show("cron", "cron/", rights.VIEW, gettext_lazy("Cron"), schedule_parts)
+@pages.show("schedules", "schedules/", rights.VIEW, gettext_lazy("Schedules"), schedule_parts)
 def cron(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List all schedules, by next run."""
     cached = rows_for(visible(request))
@@ -246,25 +229,27 @@ def cron(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     )
     changes_at(request, rows)
     context = {"schedules": rows, "limit": MAX_LISTED}
-    return site.render(request, "cron.html", _("Cron"), context, tab="cron", read=cached)
+    return site.render(request, "schedules.html", _("Schedules"), context, tab="schedules", read=cached)
 
 
-@pages.show("schedule", "cron/<int:pk>/", rights.VIEW, parts=schedule_parts)
+@pages.show("schedule", "schedules/<int:pk>/", rights.VIEW, parts=schedule_parts)
 def schedule(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """Show a schedule with the outcomes of its last runs."""
-    crumbs = [site.crumb("cron")]
+    crumbs = [site.crumb("schedules")]
     row = find(request, pk)
     if row is None:
         title, text = _("Schedule not found"), _("Schedule not found.")
-        return site.not_found(request, title, text, tab="cron", crumbs=crumbs)
+        return site.not_found(request, title, text, tab="schedules", crumbs=crumbs)
     cached = rows_for([row])
     [one] = cached.value
     changes_at(request, [one])
     context = {"one": one, "history": list(reversed(_history(one)))}
-    return site.render(request, "schedule.html", row.name, context, tab="cron", crumbs=crumbs, read=cached)
+    return site.render(
+        request, "schedule.html", row.name, context, tab="schedules", crumbs=crumbs, read=cached
+    )
 
 
-@pages.act("cron_run", "cron/<int:pk>/run/", rights.CRON)
+@pages.act("schedule_run", "schedules/<int:pk>/run/", rights.CRON)
 def run(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """Enqueue a job of the schedule now."""
     row = find(request, pk)
@@ -278,16 +263,16 @@ def run(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
         # Raised by the project's middleware.
         logger.exception("Schedule %s: its job was not enqueued.", row.name)
         messages.error(request, _("The action failed: %(error)s") % {"error": error})
-        return site.back(request, "cron")
+        return site.back(request, "schedules")
     for result in results:
         audit.note(
-            request, "cron_run", queue=result.queue, job_id=result.id, count=1, detail={"name": row.name}
+            request, "schedule_run", queue=result.queue, job_id=result.id, count=1, detail={"name": row.name}
         )
     messages.success(request, _("Enqueued a job for %(name)s.") % {"name": row.name})
-    return site.back(request, "cron")
+    return site.back(request, "schedules")
 
 
-@pages.act("cron_switch", "cron/<int:pk>/switch/", rights.CRON)
+@pages.act("schedule_switch", "schedules/<int:pk>/switch/", rights.CRON)
 def switch(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """Enable or disable the schedule. Runs missed while disabled are not made up for."""
     row = find(request, pk)
@@ -297,22 +282,22 @@ def switch(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     [one] = rows_for([row]).value
     if on and not one.can_be_switched:
         messages.warning(request, _("A schedule no longer declared in code can't be enabled."))
-        return site.back(request, "cron")
+        return site.back(request, "schedules")
     if row.enabled != on:
         row.enabled = on
         row.save(using=alias_of(CronJob), update_fields=["enabled"])
         audit.note(
             request,
-            "cron_switch",
+            "schedule_switch",
             queue=one.queue,
             detail={"name": row.name, "old": {"enabled": not on}, "new": {"enabled": on}},
         )
     message = _("Enabled %(name)s.") if on else _("Disabled %(name)s.")
     messages.success(request, message % {"name": row.name})
-    return site.back(request, "cron")
+    return site.back(request, "schedules")
 
 
-@pages.act("cron_delete", "cron/<int:pk>/delete/", rights.CRON)
+@pages.act("schedule_delete", "schedules/<int:pk>/delete/", rights.CRON)
 def delete(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
     """Delete the schedule; its jobs are kept. Entering its name confirms the deletion."""
     row = find(request, pk)
@@ -328,9 +313,9 @@ def delete(request: HttpRequest, site: DashboardSite, pk: int) -> HttpResponse:
         messages.warning(request, _("Enter the schedule's name to confirm."))
         return site.back(request, "schedule", pk)
     row.delete(using=alias_of(CronJob))
-    audit.note(request, "cron_delete", queue=one.queue, detail={"name": row.name, "job": row.job_name})
+    audit.note(request, "schedule_delete", queue=one.queue, detail={"name": row.name, "job": row.job_name})
     messages.success(request, _("Deleted %(name)s.") % {"name": row.name})
-    return site.back(request, "cron")
+    return site.back(request, "schedules")
 
 
 def describe_cron(expression: str) -> str:
@@ -340,18 +325,6 @@ def describe_cron(expression: str) -> str:
         OptionError: The expression is not valid; checked before any of it is expanded.
     """
     return _describe_cron(expression, get_language())
-
-
-def _overdue() -> list[CronJob]:
-    now = SYSTEM_CLOCK.now()
-    if not tables.select(CronJob, ANY_DUE, (now - OVERDUE_AFTER,)):
-        return []
-    late = (
-        rows_of(CronJob)
-        .filter(enabled=True, next_run_at__lt=to_datetime(now - OVERDUE_AFTER))
-        .order_by("next_run_at")
-    )
-    return [row for row in late[:MAX_LISTED] if _is_late(row, now)]
 
 
 @lru_cache(maxsize=1)
@@ -371,15 +344,6 @@ def _row(row: CronJob, slots: Sequence[int], outcomes: Outcomes, now: int) -> Sc
     is_due, is_late = (bool(runs) and runs[0] <= now - late for late in (0, OVERDUE_AFTER))
     is_known = row.job_name in registry.names()
     return ScheduleRow(row, queue, words, runs, problem, is_due, is_late, is_known, past)
-
-
-def _is_late(row: CronJob, now: int) -> bool:
-    """Return whether a run is overdue, including its jitter."""
-    try:
-        assert row.next_run_at is not None
-        return row.timing().fires_at(to_milliseconds(row.next_run_at), row.name) < now - OVERDUE_AFTER
-    except DjqueueError:
-        return False
 
 
 def _outcomes(wanted: Mapping[str, Sequence[str]]) -> Outcomes:
@@ -440,7 +404,7 @@ def _history(one: ScheduleRow) -> list[tuple[PastRun, JobRecord | None]]:
 
 def _gone(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     messages.warning(request, _("This schedule no longer exists."))
-    return site.back(request, "cron")
+    return site.back(request, "schedules")
 
 
 @lru_cache(maxsize=1024)

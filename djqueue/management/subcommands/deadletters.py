@@ -113,7 +113,7 @@ def retry(options: Options, output: Output) -> None:
         result = queue.retry_dead(limit=options["limit"], dry_run=dry_run, progress=progress, **filters)
         outcomes.update(result._asdict())
         if not dry_run and result.retried:
-            note("dead_letters_retry", queue=queue.name, count=result.retried)
+            note("errors_retry", queue=queue.name, count=result.retried)
     output.document({"dry_run": dry_run, **outcomes})
     verb = "would be retried" if dry_run else "retried"
     output.line(f"{outcomes.pop('retried', 0):,} {verb}")
@@ -140,7 +140,7 @@ def purge(options: Options, output: Output) -> None:
         outcomes += part
         output.progress(f"{outcomes.total():,} of {total:,}")
     deleted = sum(number for word, number in outcomes.items() if word in DONE)
-    note("dead_letters_delete", queue=options["queue"] or "", count=deleted)
+    note("errors_delete", queue=options["queue"] or "", count=deleted)
     output.document({"matching": total, "deleted": deleted})
     output.line(f"Deleted {numbered(deleted, 'dead letter')}.")
 

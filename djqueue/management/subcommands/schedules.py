@@ -156,7 +156,7 @@ def create(options: Options, output: Output) -> None:
     if CronJob.objects.using(alias).filter(name=row.name).exists():
         raise CommandError(f"schedule {row.name!r} already exists; remove it first, or choose another name")
     row.save(using=alias)
-    note("cron_create", queue=row.queue, detail={"name": row.name})
+    note("schedule_create", queue=row.queue, detail={"name": row.name})
     if registry.find(row.job_name) is None:
         known = nearest(row.job_name, registry.names())
         output.progress(f"Warning: no @job function is registered as {row.job_name!r} here{known or '.'}")
@@ -179,7 +179,7 @@ def run_now(options: Options, output: Output) -> None:
     enqueued = []
     for row in _rows(options["names"]):
         for result in enqueue(get_storage(), batch_of(row, None)):
-            note("cron_run", queue=result.queue, job_id=result.id, count=1, detail={"name": row.name})
+            note("schedule_run", queue=result.queue, job_id=result.id, count=1, detail={"name": row.name})
             enqueued.append({"schedule": row.name, "id": result.id, "queue": result.queue})
             output.line(f"{row.name}: enqueued {result.id} in queue {result.queue}")
     output.document(enqueued)
@@ -198,7 +198,7 @@ def remove(options: Options, output: Output) -> None:
         return
     for row in rows:
         row.delete()
-        note("cron_delete", queue=row.queue, detail={"name": row.name, "job": row.job_name})
+        note("schedule_delete", queue=row.queue, detail={"name": row.name, "job": row.job_name})
         output.line(f"Deleted schedule {row.name}.")
     output.document({"matching": [row.name for row in rows], "deleted": [row.name for row in rows]})
 
@@ -231,7 +231,7 @@ def _switch(options: Options, output: Output, *, enabled: bool) -> None:
     for row in rows:
         row.enabled = enabled
         row.save(using=row._state.db, update_fields=["enabled"])
-        note("cron_switch", queue=row.queue, detail={"name": row.name, "new": {"enabled": enabled}})
+        note("schedule_switch", queue=row.queue, detail={"name": row.name, "new": {"enabled": enabled}})
         output.line(f"{'Enabled' if enabled else 'Disabled'} schedule {row.name}.")
     output.document([{"name": row.name, "enabled": row.enabled} for row in rows])
 

@@ -25,7 +25,7 @@ from tests.dashboard.visiting import CAPTURED, PAGES, address
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
 
 AXE = Path(__file__).parents[1] / "vendor" / "axe-core-4.14.1" / "axe-core-4.14.1.min.js"
-DOWNLOADS = {"dead_letters_export", "metrics_export", "stream", "queue_stream"}
+DOWNLOADS = {"errors_export", "job_types_export", "stream", "queue_stream"}
 SHOWN = [page for page in PAGES if page.method == "GET" and page.name not in DOWNLOADS]
 MIRRORED = """() => {
   const first = document.querySelector(".djq-tabs li").getBoundingClientRect();

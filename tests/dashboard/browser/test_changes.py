@@ -67,7 +67,7 @@ def test_deletion_is_undone(open_page, scripts):
 def test_deletion_of_selected_dead_letters_is_undone(open_page, scripts):
     for number in range(2):
         a_failed_job(get_storage(), queue="emails", id=f"job-{number}")
-    page = open_page(address(BY_NAME["dead_letters"]), scripts=scripts)
+    page = open_page(address(BY_NAME["errors"]), scripts=scripts)
     page.get_by_label("Select job-1").check()
     page.get_by_role("button", name="Delete selected").click()
     expect(page.locator(".messagelist")).to_contain_text("1 dead letter of emails will be deleted")

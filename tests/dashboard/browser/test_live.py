@@ -46,8 +46,11 @@ WRONG_PLOTS = """
 djqPlots.filter((plot) => plot.root.isConnected).flatMap((plot) => {
   const rows = [...plot.root.closest("figure").querySelectorAll("table.djq-table tbody tr")];
   const cell = (row, column) => row.children[column].dataset.v;
+  const head = plot.root.closest("figure").querySelectorAll("table.djq-table thead th");
+  const number = (row, column) => cell(row, column) === "" ? null : Number(cell(row, column));
   const expected = plot.series.map((_series, column) => rows.map(
-    (row) => cell(row, column) === "" ? null : Number(cell(row, column))));
+    (row) => number(row, column) + ("djqStack" in head[column].dataset ? number(row, column - 1) : null)
+      || (cell(row, column) === "" ? null : 0)));
   return JSON.stringify(expected) === JSON.stringify(plot.data) ? [] : [[expected, plot.data]];
 })
 """
@@ -134,7 +137,7 @@ def assert_page_shows_what_storage_answers(page: Page, name: str) -> None:
     [queue] = reads.overview(["emails"]).queues
     counts = {str(state.value): str(queue.counts.get(state, 0)) for state in State}
     totals = {"Waiting": counts["waiting"], "Active": counts["active"], "Delayed": counts["delayed"]}
-    if name == "changelist":
+    if name == "status":
         facts = page.evaluate(FACTS)
         assert facts.items() >= {**totals, "Dead letters": counts["failed"]}.items()
         assert facts["Failed in the last hour"] == str(queue.totals.failed)
@@ -142,11 +145,11 @@ def assert_page_shows_what_storage_answers(page: Page, name: str) -> None:
         assert page.evaluate(TABS).items() >= counts.items()
     elif name == "queues":
         assert page.evaluate(ROW).items() >= {**totals, "Dead letters": counts["failed"]}.items()
-    elif name == "metrics":
+    elif name == "job_types":
         shown = page.evaluate(ROW)
         for label in ("enqueued", "completed", "failed", "retried"):
             assert shown[label.capitalize()] == str(getattr(queue.totals, label)), label
-    elif name == "dead_letters":
+    elif name == "errors":
         expect(page.locator("#djq-live p").first).to_contain_text(f"{counts['failed']} matching dead letter")
     if page.locator("#djq-throughput").count():
         points = page.evaluate(CHART)
@@ -163,7 +166,7 @@ def test_pages_and_their_charts_show_what_storage_answers_after_three_refreshes(
     queue.enqueue(0, id="delayed", delay=3_600)
     page = open_page("about:blank")
     page.add_init_script(KEEP_PLOTS)
-    for number, name in enumerate(("changelist", "queues", "queue", "jobs", "metrics", "dead_letters")):
+    for number, name in enumerate(("status", "queues", "queue", "jobs", "job_types", "errors")):
         for refresh in range(4):
             queue.enqueue_many(range(3), ids=[f"{at}-{number}-{refresh}" for at in range(3)])
             claimed = claim(storage, 2, names=["emails"])
@@ -224,7 +227,7 @@ def test_open_menu_stays_open_when_page_refreshes(open_page):
 def test_selected_rows_stay_selected_when_page_refreshes(open_page):
     storage = get_storage()
     ticked = a_failed_job(storage)
-    page = ready(open_page(address(BY_NAME["dead_letters"])))
+    page = ready(open_page(address(BY_NAME["errors"])))
     box = page.locator(f"[data-djq-one][value$='{ticked}']")
     box.check()
     page.locator("h1").click()

@@ -1,4 +1,4 @@
-"""Metrics of a period and the previous one, by queue and by job, and hourly rollups.
+"""The list of job types: metrics of a period and the previous one, by job and by queue, and hourly rollups.
 
 Rollups include jobs that the storage has removed.
 """
@@ -17,9 +17,11 @@ from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from djqueue.client import get_storage
+from djqueue.client import get_storage, registry
+from djqueue.client.declarations import RegisteredJob
+from djqueue.core.errors import DjqueueError
 from djqueue.core.logs import Log
-from djqueue.core.metrics import BOUNDS, Bucket, Histogram
+from djqueue.core.metrics import BOUNDS, OTHERS, Bucket, Histogram
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import boards, charts, rights
 from djqueue.dashboard.boards import empty_bucket, jobs_ended, sum_of
@@ -31,7 +33,6 @@ from djqueue.storage import sparktables
 logger = Log("djqueue.dashboard")
 pages = Pages()
 MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
-HOUR = 3_600_000
 COUNTS = ("enqueued", "started", "completed", "retried", "failed", "cancelled", "stalled")
 ROLLUPS_FRESH = 60_000
 """Milliseconds before rollups are read again; they are written once an hour."""
@@ -114,14 +115,15 @@ WINDOWS = (
 )
 
 
-@pages.show("metrics", "metrics/", rights.VIEW, gettext_lazy("Metrics"))
-def metrics(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """Show charts and tables of a period."""
+@pages.show("job_types", "job-types/", rights.VIEW, gettext_lazy("Job types"))
+def job_types(request: HttpRequest, site: DashboardSite) -> HttpResponse:
+    """List the job types with their metrics in a period, and those that did not run in it."""
     queue = request.GET.get("queue", "")
-    cached = _report(request, _window(request), queue)
+    cached = _report(request, window_of(request), queue)
     report = cached.value
     here = {"queue": queue, "window": report.window.word}
     names = [line.name for line in boards.board(request).value.lines]
+    ran = {row.label for row in report.names}
     seen = [name for name in names if queue in ("", name)]
     context = {
         "report": report,
@@ -130,19 +132,21 @@ def metrics(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "annotations": charts.annotations_within(report.series),
         "queue": queue,
         "queues": names,
+        "idle": [name for name in visible_names(request) if name not in ran] if not queue else [],
+        "others": OTHERS,
         "windows": WINDOWS,
         "period": _("hour") if report.window.length == HOUR else report.window.label,
         "histogram": _histogram(report.total),
-        "csv_url": site.url("metrics_export", **here, format="csv"),
-        "json_url": site.url("metrics_export", **here, format="json"),
+        "csv_url": site.url("job_types_export", **here, format="csv"),
+        "json_url": site.url("job_types_export", **here, format="json"),
     }
-    return site.render(request, "metrics.html", _("Metrics"), context, tab="metrics", read=cached)
+    return site.render(request, "job_types.html", _("Job types"), context, tab="job_types", read=cached)
 
 
-@pages.show("metrics_export", "metrics/export/", rights.VIEW)
+@pages.show("job_types_export", "job-types/all/export/", rights.VIEW)
 def export(request: HttpRequest, _site: DashboardSite) -> HttpResponse:
     """Export the steps of a period as CSV or JSON."""
-    report = _report(request, _window(request), request.GET.get("queue", "")).value
+    report = _report(request, window_of(request), request.GET.get("queue", "")).value
     rows = [
         {
             "start": to_datetime(bucket.start).isoformat(),
@@ -173,7 +177,26 @@ def rollups_within(start: int, end: int, step: int, queues: Sequence[str]) -> Ro
     return read_cache.read(key, lambda: _read_rollups(start, end, step, queues), ROLLUPS_FRESH).value
 
 
-def _window(request: HttpRequest) -> MetricWindow:
+def visible_names(request: HttpRequest) -> list[str]:
+    """Return the names of the jobs registered in this process whose queue the user can see."""
+    return sorted(name for name, job_type in registry.all().items() if sees_type(request, job_type))
+
+
+def sees_type(request: HttpRequest, job_type: RegisteredJob) -> bool:
+    """Return whether the user can see the queue of a registered job."""
+    return not rights.hides_queues() or rights.sees(request, queue_of(job_type))
+
+
+def queue_of(job_type: RegisteredJob) -> str:
+    """Return the queue of a registered job; empty if the settings do not have it."""
+    try:
+        return job_type.options.queue or ""
+    except DjqueueError:
+        return ""
+
+
+def window_of(request: HttpRequest) -> MetricWindow:
+    """Return the period that a query string chooses."""
     chosen = request.GET.get("window", "")
     return next((one for one in WINDOWS if one.word == chosen), WINDOWS[0])
 
@@ -181,7 +204,7 @@ def _window(request: HttpRequest) -> MetricWindow:
 def _report(request: HttpRequest, window: MetricWindow, queue: str) -> CachedRead[MetricReport]:
     board = boards.board(request).value
     names = [line.name for line in board.lines if queue in ("", line.name)]
-    key = ("metrics", window.word, *names)
+    key = ("job_types", window.word, *names)
     return read_cache.read(key, lambda: _read(window, names, board.at), fresh=5_000, versioned=True)
 
 

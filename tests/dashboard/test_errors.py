@@ -10,7 +10,7 @@ from djqueue.client.deadletters import fingerprint
 from djqueue.core.job import DEAD_LETTER_REASONS
 from djqueue.core.states import State
 from djqueue.dashboard import rendering, rights
-from djqueue.dashboard.views import deadletters
+from djqueue.dashboard.views import errors
 from djqueue.models import AuditEvent, BulkOperation
 from djqueue.operations.bulk import Bulk
 from tests.admin.factories import make_job
@@ -36,7 +36,7 @@ def letters(memory):
     return {letter.id: letter for letter in get_storage().reads.dead_letters("emails")}
 
 
-def shown(client, page="dead_letters", **query):
+def shown(client, page="errors", **query):
     response = client.get(address(BY_NAME[page], **query))
     assert response.status_code == 200
     return response
@@ -71,7 +71,7 @@ def test_each_filter_narrows_the_list(client, letters):
 
 
 def test_invalid_filter_lists_no_dead_letters_and_offers_no_action_on_all(client, letters):
-    response = client.get(address(BY_NAME["dead_letters"], reason="nonsense"))
+    response = client.get(address(BY_NAME["errors"], reason="nonsense"))
     assert response.status_code == 400
     assert response.context["dead_letters"] == []
     html = response.content.decode()
@@ -90,7 +90,7 @@ def test_dead_letters_of_the_database_are_shown(client, settings):
 
 
 def test_page_links_to_older_dead_letters(client, memory, monkeypatch):
-    monkeypatch.setattr(deadletters, "DEAD_LETTERS_LISTED", 2)
+    monkeypatch.setattr(errors, "DEAD_LETTERS_LISTED", 2)
     for number in range(5):
         Queue("emails").enqueue(1, id=f"job-{number}")
         fail(f"job-{number}")
@@ -104,7 +104,7 @@ def test_page_links_to_older_dead_letters(client, memory, monkeypatch):
 
 
 def test_queue_with_many_dead_letters_hides_no_error_of_others(client, letters, monkeypatch):
-    monkeypatch.setattr(deadletters, "MAX_EXAMINED", 3)
+    monkeypatch.setattr(errors, "MAX_EXAMINED", 3)
     Queue("invoices").enqueue(id="d")
     fail("d", "no sum", queue="invoices")
     page = shown(client)
@@ -115,7 +115,7 @@ def test_queue_with_many_dead_letters_hides_no_error_of_others(client, letters, 
 
 def test_selected_dead_letters_are_retried(client, letters):
     response = client.post(
-        address(BY_NAME["dead_letters_retry"]), {"job": ["emails/a", "emails/gone"]}, follow=True
+        address(BY_NAME["errors_retry"]), {"job": ["emails/a", "emails/gone"]}, follow=True
     )
     html = response.content.decode()
     assert "1 job will be retried." in html
@@ -123,7 +123,7 @@ def test_selected_dead_letters_are_retried(client, letters):
     assert get_storage().reads.states("emails", ["a", "b"]) == [State.WAITING, State.FAILED]
     event = AuditEvent.objects.get()
     assert (event.action, event.queue, event.count, event.detail) == (
-        "dead_letters_retry",
+        "errors_retry",
         "emails",
         1,
         {"jobs": [["emails", "a"]]},
@@ -131,20 +131,18 @@ def test_selected_dead_letters_are_retried(client, letters):
 
 
 def test_filter_is_described_in_words(client, letters):
-    html = shown(
-        client, "dead_letters_preview", kind="retry", reason="max_attempts_exceeded"
-    ).content.decode()
+    html = shown(client, "errors_preview", kind="retry", reason="max_attempts_exceeded").content.decode()
     assert "<dt>Reason</dt><dd>no attempts left</dd>" in html
 
 
 def test_all_matching_dead_letters_are_retried_at_a_rate_after_a_preview(client, letters):
     filters = {"kind": "retry", "fingerprint": fingerprint(letters["a"])}
-    html = shown(client, "dead_letters_preview", **filters).content.decode()
+    html = shown(client, "errors_preview", **filters).content.decode()
     assert "<strong>2</strong> <span>can be retried" in html
     assert '<dt>Error</dt><dd><span class="djq-mono">NoAddressError: no address ' in html
     assert not BulkOperation.objects.exists()
 
-    client.post(address(BY_NAME["dead_letters_begin"]), {**filters, "rate": "5", "expected": "2"})
+    client.post(address(BY_NAME["errors_begin"]), {**filters, "rate": "5", "expected": "2"})
     row = BulkOperation.objects.get()
     assert (row.rate, row.expected) == (5, 2)
     Bulk(get_storage(), "default").work()
@@ -157,13 +155,13 @@ def test_all_matching_dead_letters_are_retried_at_a_rate_after_a_preview(client,
 
 
 def test_invalid_rate_is_rejected(client, letters):
-    response = client.post(address(BY_NAME["dead_letters_begin"]), {"kind": "retry", "rate": "0"})
+    response = client.post(address(BY_NAME["errors_begin"]), {"kind": "retry", "rate": "0"})
     assert "greater than or equal to 1" in response.content.decode()
     assert not BulkOperation.objects.exists()
 
 
 def test_export_has_a_json_line_per_dead_letter_without_payloads(client, letters):
-    response = client.get(address(BY_NAME["dead_letters_export"], fingerprint=fingerprint(letters["c"])))
+    response = client.get(address(BY_NAME["errors_export"], fingerprint=fingerprint(letters["c"])))
     assert response["Content-Type"] == "application/x-ndjson"
     assert "attachment" in response["Content-Disposition"]
     text = b"".join(response.streaming_content).decode()
@@ -185,7 +183,7 @@ def test_dead_letters_of_hidden_queues_are_hidden(client, letters, settings):
     Queue("emails").enqueue(1, id="a")
     fail("a")
     assert ids(client) == []
-    response = client.get(address(BY_NAME["dead_letters_export"]))
+    response = client.get(address(BY_NAME["errors_export"]))
     assert b"".join(response.streaming_content) == b""
-    client.post(address(BY_NAME["dead_letters_retry"]), {"job": ["emails/a"]})
+    client.post(address(BY_NAME["errors_retry"]), {"job": ["emails/a"]})
     assert get_storage().reads.states("emails", ["a"]) == [State.FAILED]

@@ -1,10 +1,9 @@
 """Dead letters: grouped by error, listed, retried, deleted and exported."""
 
 import json
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django import forms
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
@@ -12,7 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from djqueue.client import get_storage
-from djqueue.client.deadletters import DeadLetterFilter, find_dead_letters, fingerprint, read_filter
+from djqueue.client.deadletters import fingerprint, read_filter
 from djqueue.core.errors import OptionError
 from djqueue.core.job import DEAD_LETTER_REASONS, DeadLetterRecord
 from djqueue.core.states import State
@@ -24,6 +23,7 @@ from djqueue.dashboard.reading import CachedRead, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
+from djqueue.operations.problems import DeadLetterSample, sample_dead_letters
 from djqueue.storage.actions import REMOVE, RETRY
 
 pages = Pages()
@@ -59,20 +59,6 @@ class FailureGroup(NamedTuple):
     """Dead letters per day, oldest day first."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterSample:
-    """Dead letters, newest first."""
-
-    dead_letters: tuple[DeadLetterRecord, ...]
-    at: int
-    capped: bool
-    """Whether there are more than were examined."""
-
-    def matching(self, wanted: DeadLetterFilter) -> Iterator[DeadLetterRecord]:
-        """Yield the dead letters that match a filter."""
-        return (dead_letter for dead_letter in self.dead_letters if wanted.matches(dead_letter, self.at))
-
-
 class BeginForm(RateForm):
     """The action on the matching dead letters, and its rate."""
 
@@ -80,9 +66,7 @@ class BeginForm(RateForm):
     queue = forms.CharField(required=False, max_length=255)
 
 
-@pages.show(
-    "dead_letters", "dead-letters/", rights.VIEW, gettext_lazy("Dead letters"), actions.deletion_parts
-)
+@pages.show("errors", "errors/", rights.VIEW, gettext_lazy("Errors"), actions.deletion_parts)
 def dead_letters(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List groups by error, and the matching dead letters."""
     queue = request.GET.get("queue", "")
@@ -100,8 +84,8 @@ def dead_letters(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     context = {
         "groups": grouped(matching, sample.at)[:GROUPS_LISTED],
         "dead_letters": shown,
-        "older": older and site.url("dead_letters", **here, after=older),
-        "newest": site.url("dead_letters", **here) if after or older else "",
+        "older": older and site.url("errors", **here, after=older),
+        "newest": site.url("errors", **here) if after or older else "",
         "matching": len(matching),
         "capped": sample.capped,
         "query": query,
@@ -109,17 +93,17 @@ def dead_letters(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "problem": problem,
         "reasons": [(word, rendering.reason(word)) for word in DEAD_LETTER_REASONS],
         "queues": boards.board(request).value.names_with(State.FAILED),
-        "retry_url": site.url("dead_letters_preview", **here, kind=BulkKind.RETRY),
-        "purge_url": site.url("dead_letters_preview", **here, kind=BulkKind.PURGE),
-        "export_url": site.url("dead_letters_export", **here),
+        "retry_url": site.url("errors_preview", **here, kind=BulkKind.RETRY),
+        "purge_url": site.url("errors_preview", **here, kind=BulkKind.PURGE),
+        "export_url": site.url("errors_export", **here),
         "days": [sample.at - (DAYS - 1 - day) * DAY for day in range(DAYS)],
     }
     return site.render(
         request,
-        "dead_letters.html",
-        _("Dead letters"),
+        "errors.html",
+        _("Errors"),
         context,
-        tab="dead_letters",
+        tab="errors",
         read=cached,
         status=400 if problem else 200,
     )
@@ -136,7 +120,11 @@ def read_dead_letters(
     board = boards.board(request).value
     names = board.names_with(State.FAILED, queue)
     key = ("failures", *names)
-    return read_cache.read(key, lambda: _read_all(names, board.at), fresh=fresh, versioned=True)
+
+    def read() -> DeadLetterSample:
+        return sample_dead_letters(get_storage(), names, board.at, MAX_EXAMINED)
+
+    return read_cache.read(key, read, fresh=fresh, versioned=True)
 
 
 def read_query(given: Mapping[str, str]) -> dict[str, str]:
@@ -179,13 +167,13 @@ def cursor_of(dead_letter: DeadLetterRecord) -> str:
     return f"{dead_letter.entered_at}:{dead_letter.queue}:{dead_letter.id}"
 
 
-@pages.show("dead_letters_preview", "dead-letters/begin/", rights.DEAD_LETTERS)
+@pages.show("errors_preview", "errors/begin/", rights.DEAD_LETTERS)
 def preview(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Show how many dead letters match."""
     return _preview_bulk(request, site, BeginForm(request.GET), request.GET)
 
 
-@pages.act("dead_letters_begin", "dead-letters/begin/now/", rights.DEAD_LETTERS)
+@pages.act("errors_begin", "errors/begin/now/", rights.DEAD_LETTERS)
 def begin(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Start the operation."""
     form = BeginForm(request.POST)
@@ -194,17 +182,17 @@ def begin(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         return _preview_bulk(request, site, form, request.POST)
     selection = _bulk_selection(request, request.POST, form.cleaned_data["queue"])
     kind = form.cleaned_data["kind"]
-    return actions.begin_bulk(request, site, "dead_letters_begin", kind, selection, form)
+    return actions.begin_bulk(request, site, "errors_begin", kind, selection, form)
 
 
-@pages.act("dead_letters_retry", "dead-letters/selected/", RETRY.permission)
+@pages.act("errors_retry", "errors/selected/", RETRY.permission)
 def selected(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Retry the selected dead letters."""
-    act_on_selection(request, "dead_letters_retry", RETRY)
-    return site.back(request, "dead_letters")
+    act_on_selection(request, "errors_retry", RETRY)
+    return site.back(request, "errors")
 
 
-@pages.act("dead_letters_delete", "dead-letters/selected/delete/", REMOVE.permission)
+@pages.act("errors_delete", "errors/selected/delete/", REMOVE.permission)
 def delete_selected(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """Delete the selected dead letters after the undo period."""
     message = ngettext_lazy(
@@ -213,11 +201,11 @@ def delete_selected(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "count",
     )
     nothing = _("No dead letters were selected.")
-    delete_selection(request, "dead_letters_delete", message, nothing, state=str(State.FAILED))
-    return site.back(request, "dead_letters")
+    delete_selection(request, "errors_delete", message, nothing, state=str(State.FAILED))
+    return site.back(request, "errors")
 
 
-@pages.show("dead_letters_export", "dead-letters/export.ndjson", rights.VIEW)
+@pages.show("errors_export", "errors/export.ndjson", rights.VIEW)
 def export(request: HttpRequest, _site: DashboardSite) -> HttpResponseBase:
     """Stream the matching dead letters as NDJSON, without payloads."""
     try:
@@ -259,24 +247,6 @@ def _group(key: str, members: Sequence[DeadLetterRecord], at: int) -> FailureGro
     )
 
 
-def _read_all(names: Sequence[str], at: int) -> DeadLetterSample:
-    everything: Any = read_filter()
-    unread = deque(find_dead_letters(get_storage(), name, everything) for name in names)
-    collected: list[DeadLetterRecord] = []
-    capped = False
-    while unread and not capped:
-        # In turns, so that a queue with many hides no error of another one.
-        queue = unread.popleft()
-        if (dead_letter := next(queue, None)) is None:
-            continue
-        capped = len(collected) == MAX_EXAMINED
-        if not capped:
-            collected.append(dead_letter)
-            unread.append(queue)
-    collected.sort(key=lambda dead_letter: (-dead_letter.entered_at, dead_letter.queue, dead_letter.id))
-    return DeadLetterSample(tuple(collected), at, capped)
-
-
 def _preview_bulk(
     request: HttpRequest, site: DashboardSite, form: BeginForm, given: Mapping[str, str]
 ) -> HttpResponse:
@@ -304,15 +274,15 @@ def _preview_bulk(
         form,
         counts,
         title=title,
-        tab="dead_letters",
-        crumbs=[site.crumb("dead_letters")],
-        begin_url=site.url("dead_letters_begin"),
+        tab="errors",
+        crumbs=[site.crumb("errors")],
+        begin_url=site.url("errors_begin"),
         button=title,
         pairs=pairs,
         note=_("Jobs that fail later are not affected."),
         nothing=_("No matching dead letters."),
-        back_url=site.url("dead_letters", queue=queue),
-        back_label=_("Back to dead letters"),
+        back_url=site.url("errors", queue=queue),
+        back_label=_("Back to errors"),
         hidden={**query, **match, "kind": kind, "queue": queue},
         problem=problem,
         able_label=_("will be deleted") if is_purge else _("can be retried"),

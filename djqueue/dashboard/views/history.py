@@ -43,15 +43,15 @@ ACTION_LABELS = {
     "edit_now": gettext_lazy("Edit job arguments"),
     "reschedule": gettext_lazy("Reschedule job"),
     "reprioritise": gettext_lazy("Change job priority"),
-    "dead_letters_begin": gettext_lazy("Retry or delete matching dead letters"),
-    "dead_letters_retry": gettext_lazy("Retry selected dead letters"),
-    "dead_letters_delete": gettext_lazy("Delete selected dead letters"),
-    "cron_create": gettext_lazy("Add schedule"),
-    "cron_save": gettext_lazy("Edit schedule"),
-    "cron_run": gettext_lazy("Run schedule now"),
-    "cron_switch": gettext_lazy("Enable or disable schedule"),
-    "cron_delete": gettext_lazy("Delete schedule"),
-    "flow_retry": gettext_lazy("Retry workflow"),
+    "errors_begin": gettext_lazy("Retry or delete matching dead letters"),
+    "errors_retry": gettext_lazy("Retry selected dead letters"),
+    "errors_delete": gettext_lazy("Delete selected dead letters"),
+    "schedule_create": gettext_lazy("Add schedule"),
+    "schedule_save": gettext_lazy("Edit schedule"),
+    "schedule_run": gettext_lazy("Run schedule now"),
+    "schedule_switch": gettext_lazy("Enable or disable schedule"),
+    "schedule_delete": gettext_lazy("Delete schedule"),
+    "workflow_retry": gettext_lazy("Retry workflow"),
     "worker_quiet": gettext_lazy("Quiet worker"),
     "worker_resume": gettext_lazy("Resume worker"),
     "worker_stop": gettext_lazy("Stop worker"),
@@ -89,7 +89,7 @@ def entry(row: AuditEvent) -> AuditEntry:
     return AuditEntry(row, str(ACTION_LABELS.get(row.action, row.action)), operation, _details(detail))
 
 
-@pages.show("activity", "activity/", rights.VIEW, gettext_lazy("Activity"))
+@pages.show("history", "history/", rights.VIEW, gettext_lazy("History"))
 def activity(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List actions and refused attempts, newest first."""
     query = {name: request.GET[name] for name in FILTERS if request.GET.get(name)}
@@ -107,9 +107,9 @@ def activity(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "entries": [entry(row) for row in page.rows],
         "names": sorted(names.items(), key=lambda item: item[1]),
         "query": query,
-        **site.page_links("activity", page, **query),
+        **site.page_links("history", page, **query),
     }
-    return site.render(request, "activity.html", _("Activity"), context, tab="activity")
+    return site.render(request, "history.html", _("History"), context, tab="history")
 
 
 def _details(detail: Mapping[str, Any]) -> list[tuple[str, str]]:

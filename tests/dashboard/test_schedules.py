@@ -42,7 +42,7 @@ def has_run(row, times):
     return [last - HOUR * back for back in reversed(range(times))]
 
 
-def page(client, name="cron"):
+def page(client, name="schedules"):
     response = client.get(address(BY_NAME[name]))
     assert response.status_code == 200
     return response.content.decode()
@@ -86,7 +86,7 @@ def test_late_schedule_is_marked_unless_within_its_jitter(client, memory):
     schedule(pk=2, name="patient", jitter=timedelta(minutes=50))
     CronJob.objects.update(next_run_at=to_datetime(SYSTEM_CLOCK.now() - 100_000))
     html = page(client)
-    patient = schedules.find(client.get(address(BY_NAME["cron"])).wsgi_request, 2)
+    patient = schedules.find(client.get(address(BY_NAME["schedules"])).wsgi_request, 2)
     is_late = (
         patient.timing().fires_at(to_milliseconds(patient.next_run_at), "patient")
         < SYSTEM_CLOCK.now() - 90_000
@@ -181,7 +181,7 @@ def test_deleted_schedule_is_not_found(client, memory):
     response = client.get(address(BY_NAME["schedule"]))
     assert response.status_code == 404
     assert "Schedule not found." in response.content.decode()
-    for name in ("cron_run", "cron_switch", "cron_delete", "cron_save"):
+    for name in ("schedule_run", "schedule_switch", "schedule_delete", "schedule_save"):
         assert said(do(client, name)) == ["This schedule no longer exists."], name
 
 
@@ -190,12 +190,12 @@ def test_deleted_schedule_is_not_found(client, memory):
 
 def test_schedule_runs_now(client, anywhere):
     schedule(args=[7])
-    do(client, "cron_run")
+    do(client, "schedule_run")
     [job] = get_storage().reads.page("emails", None, 10)
     assert job.name == "emails"
     event = AuditEvent.objects.get()
     assert (event.action, event.queue, event.job_id, event.detail) == (
-        "cron_run",
+        "schedule_run",
         "emails",
         job.id,
         {"name": "night"},
@@ -206,16 +206,16 @@ def test_refusal_by_middleware_is_shown(client, memory, settings):
     path = f"{Refuses.__module__}.Refuses"
     settings.DJQUEUE = {**settings.DJQUEUE, "MIDDLEWARE": [path]}
     schedule()
-    assert said(do(client, "cron_run")) == ["The action failed: not now"]
+    assert said(do(client, "schedule_run")) == ["The action failed: not now"]
     assert not AuditEvent.objects.exists()
 
 
 def test_schedule_is_disabled_and_enabled(client, memory):
     schedule()
-    do(client, "cron_switch", on="0")
+    do(client, "schedule_switch", on="0")
     assert not CronJob.objects.get().enabled
-    do(client, "cron_switch", on="0")
-    do(client, "cron_switch", on="1")
+    do(client, "schedule_switch", on="0")
+    do(client, "schedule_switch", on="1")
     assert CronJob.objects.get().enabled
     on, off = {"enabled": True}, {"enabled": False}
     kept = [(event.detail["old"], event.detail["new"]) for event in AuditEvent.objects.order_by("pk")]
@@ -225,7 +225,7 @@ def test_schedule_is_disabled_and_enabled(client, memory):
 def test_schedule_no_longer_declared_in_code_stays_disabled(client, memory):
     schedule(source=ScheduleSource.WITHDRAWN, enabled=False)
     assert "Enable" not in page(client)
-    assert said(do(client, "cron_switch", on="1")) == [
+    assert said(do(client, "schedule_switch", on="1")) == [
         "A schedule no longer declared in code can't be enabled."
     ]
     assert not CronJob.objects.get().enabled
@@ -233,27 +233,27 @@ def test_schedule_no_longer_declared_in_code_stays_disabled(client, memory):
 
 def test_schedule_is_deleted_after_its_name_is_typed(client, memory):
     schedule()
-    do(client, "cron_delete", confirm="day")
+    do(client, "schedule_delete", confirm="day")
     assert CronJob.objects.exists()
-    do(client, "cron_delete", confirm="night")
+    do(client, "schedule_delete", confirm="night")
     assert not CronJob.objects.exists()
     event = AuditEvent.objects.get()
-    assert (event.action, event.detail) == ("cron_delete", {"name": "night", "job": "emails"})
+    assert (event.action, event.detail) == ("schedule_delete", {"name": "night", "job": "emails"})
 
 
 def test_schedule_declared_in_code_is_neither_deleted_nor_edited(client, memory):
     schedule(source=ScheduleSource.CODE)
     html = page(client, "schedule")
     assert "djq-danger" not in html
-    assert address(BY_NAME["cron_edit"]) not in html
-    do(client, "cron_delete", confirm="night")
-    do(client, "cron_save", **{**GOOD, "djq_do": "save"})
-    assert client.get(address(BY_NAME["cron_edit"])).status_code == 302
+    assert address(BY_NAME["schedule_edit"]) not in html
+    do(client, "schedule_delete", confirm="night")
+    do(client, "schedule_save", **{**GOOD, "djq_do": "save"})
+    assert client.get(address(BY_NAME["schedule_edit"])).status_code == 302
     assert CronJob.objects.get().job_name == "emails"
 
 
 def test_preview_shows_next_runs_and_saves_nothing(client, memory):
-    html = do(client, "cron_create", **{**GOOD, "djq_do": "preview"}).content.decode()
+    html = do(client, "schedule_create", **{**GOOD, "djq_do": "preview"}).content.decode()
     assert "At 02:30, every day" in html
     assert html.count(" 02:30:00+0") == 5
     assert 'value="night report"' in html
@@ -267,21 +267,21 @@ def test_preview_of_invalid_schedule_shows_the_error(client, memory):
         ({"args": "{}"}, "Enter a JSON list"),
         ({"every": "1:00:00"}, "not both"),
     ):
-        html = do(client, "cron_create", **{**GOOD, **wrong, "djq_do": "preview"}).content.decode()
+        html = do(client, "schedule_create", **{**GOOD, **wrong, "djq_do": "preview"}).content.decode()
         assert why in html, wrong
         assert "At 02:30" not in html
 
 
 def test_partial_request_of_form_gets_only_the_preview(client, memory):
-    response = client.post(address(BY_NAME["cron_create"]), GOOD, headers={"HX-Request": "true"})
+    response = client.post(address(BY_NAME["schedule_create"]), GOOD, headers={"HX-Request": "true"})
     assert "At 02:30, every day" in response.content.decode()
     assert "<form" not in response.content.decode()
 
 
 def test_schedule_is_created(client, memory):
-    response = do(client, "cron_create", **{**GOOD, "djq_do": "save"})
+    response = do(client, "schedule_create", **{**GOOD, "djq_do": "save"})
     row = CronJob.objects.get()
-    assert response.redirect_chain == [(f"/admin/djqueue/dashboard/cron/{row.pk}/", 302)]
+    assert response.redirect_chain == [(f"/admin/djqueue/dashboard/schedules/{row.pk}/", 302)]
     assert (row.name, row.args, row.source) == ("night report", [1], ScheduleSource.HAND)
     assert row.next_run_at is not None
     assert "No handler is registered as shop.jobs.report. Check the job name." in said(response)
@@ -292,10 +292,10 @@ def test_schedule_is_created(client, memory):
 
 def test_change_is_logged_with_old_and_new_values(client, memory):
     schedule(name="night report", job_name="shop.jobs.report", queue="", schedule="0 1 * * *", args=[1])
-    html = page(client, "cron_edit")
+    html = page(client, "schedule_edit")
     assert 'value="0 1 * * *"' in html
     assert "At 01:00, every day" in html
-    do(client, "cron_save", **{**GOOD, "kwargs": '{"card": "4000"}', "djq_do": "save"})
+    do(client, "schedule_save", **{**GOOD, "kwargs": '{"card": "4000"}', "djq_do": "save"})
     row = CronJob.objects.get()
     assert (row.schedule, row.timezone, row.kwargs) == ("30 2 * * *", "Europe/Berlin", {"card": "4000"})
     changed = AuditEvent.objects.get().detail["changed"]
@@ -309,7 +309,7 @@ def test_change_is_logged_with_old_and_new_values(client, memory):
 
 def test_duplicate_name_is_rejected(client, memory):
     schedule(name="night report")
-    assert "already exists" in do(client, "cron_create", **{**GOOD, "djq_do": "save"}).content.decode()
+    assert "already exists" in do(client, "schedule_create", **{**GOOD, "djq_do": "save"}).content.decode()
     assert CronJob.objects.count() == 1
 
 
@@ -319,10 +319,10 @@ def test_schedule_of_hidden_queue_is_not_found(client, memory, settings):
     schedule()
     assert "night" not in page(client).partition('id="djq-live"')[2].partition("djq-announce")[0]
     assert client.get(address(BY_NAME["schedule"])).status_code == 404
-    for name in ("cron_run", "cron_switch", "cron_delete", "cron_save"):
+    for name in ("schedule_run", "schedule_switch", "schedule_delete", "schedule_save"):
         do(client, name, confirm="night", on="0")
     assert CronJob.objects.get().enabled
     assert get_storage().reads.states("emails", []) == []
     assert get_storage().reads.counts("emails").get(State.WAITING, 0) == 0
-    do(client, "cron_create", **{**GOOD, "queue": "emails", "djq_do": "save"})
+    do(client, "schedule_create", **{**GOOD, "queue": "emails", "djq_do": "save"})
     assert CronJob.objects.count() == 1

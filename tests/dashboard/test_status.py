@@ -1,4 +1,4 @@
-"""The overview: health, stuck queues, errors and alerts."""
+"""Status: what is wrong, since when, and what can be done."""
 
 import re
 from html import unescape
@@ -17,7 +17,8 @@ from djqueue.core.units import to_datetime
 from djqueue.core.workers import SILENT_AFTER, RunningJob, WorkerInfo
 from djqueue.dashboard import boards, rights
 from djqueue.dashboard.reading import read_cache
-from djqueue.models import CronJob
+from djqueue.models import Annotation, BulkKind, CronJob
+from djqueue.operations import bulk
 from djqueue.operations.annotations import annotate
 from tests.dashboard.acting import fail
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
@@ -34,13 +35,19 @@ def client():
 
 
 def shown(client):
-    response = client.get(address(BY_NAME["changelist"]))
+    response = client.get(address(BY_NAME["status"]))
     assert response.status_code == 200
     return response
 
 
-def health(client):
-    return {fact.label: (fact.shown, fact.level) for fact in shown(client).context["health"]}
+def cards(client):
+    """Return the problems on the page by id."""
+    return {card.id: card for card in shown(client).context["cards"]}
+
+
+def verdict(client):
+    found = shown(client).context["verdict"]
+    return found.text, found.level
 
 
 def test_overview_of_new_project_shows_first_commands(client, anywhere):
@@ -51,11 +58,9 @@ def test_overview_of_new_project_shows_first_commands(client, anywhere):
     assert "python manage.py runworkers" not in shown(client).content.decode()
 
 
-def test_overview_shows_health_of_storage(client, anywhere):
-    found = health(client)
-    assert found["Storage"] == ("reachable", "ok")
-    assert "Scheduler" not in found
-    assert found["Workers"] == ("0", "bad")
+def test_status_says_in_its_first_line_that_nothing_is_wrong(client, anywhere):
+    assert verdict(client) == ("Nothing is wrong: 0 queues, 0 workers", "ok")
+    assert cards(client) == {}
 
 
 REMEDY = "Free <space> on the disk."
@@ -80,33 +85,55 @@ def let_worker_leave_jobs():
 
 
 PROBLEMS = {
-    "refused writes": (refuse_writes, "The storage cannot be used: the disk is full.", REMEDY),
-    "lost keys": (lambda: [LOST], "Keys were flushed: <jobs> are lost", "Restore a backup."),
-    "no worker": (let_jobs_wait_without_worker, "No live worker serves queue 'emails'", "--queues emails"),
-    "no claims": (let_worker_leave_jobs, "no job has been claimed, although workers", "Look at the log"),
+    "refused writes": (
+        refuse_writes,
+        "health.storage",
+        "The storage cannot be used: the disk is full.",
+        REMEDY,
+    ),
+    "lost keys": (
+        lambda: [LOST],
+        "health.storage",
+        "Keys were flushed: <jobs> are lost",
+        "Restore a backup.",
+    ),
+    "no worker": (
+        let_jobs_wait_without_worker,
+        "health.workers",
+        "Queue emails has no worker.",
+        "manage.py runworkers",
+    ),
+    "no claims": (
+        let_worker_leave_jobs,
+        "health.claims",
+        "Workers with free slots start no jobs of emails.",
+        "Look at the log of a worker",
+    ),
 }
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_pages_show_the_problems_that_health_checks_find(client, anywhere, settings, monkeypatch, problem):
     settings.DJQUEUE = {**settings.DJQUEUE, "HEALTH": {"MAX_WAIT": 0.001, "TIMEOUT": PATIENCE}}
-    cause, reason, remedy = PROBLEMS[problem]
-    assert "<h2>Problems</h2>" not in shown(client).content.decode()
+    cause, name, sentence, remedy = PROBLEMS[problem]
+    assert verdict(client)[1] == "ok"
     if problem in ("refused writes", "lost keys"):
         monkeypatch.setattr(get_storage(), "probe", cause)
-        level = ("has problems", "bad")
     else:
         cause()
-        level = ("reachable", "ok")
     read_cache.clear()
 
-    assert health(client)["Storage"] == level
-    for name in ("changelist", "storage"):
-        html = unescape(client.get(address(BY_NAME[name])).content.decode())
-        [section] = re.findall("<h2>Problems</h2>.*?</section>", html, re.DOTALL)
-        assert 'class="djq-level-bad"' in section
-        assert reason in section.replace("The <", "the <")
-        assert remedy in section
+    response = shown(client)
+    [card] = [card for card in response.context["cards"] if card.id == name]
+    assert card.is_bad
+    assert card.sentence == sentence
+    assert remedy in card.hint
+    assert response.context["verdict"].level == "bad"
+    assert sentence in unescape(response.content.decode()).replace("<wbr>", "")
+
+    html = unescape(client.get(address(BY_NAME["system"])).content.decode())
+    [section] = re.findall("<h2>Problems</h2>.*?</section>", html, re.DOTALL)
+    assert 'class="djq-level-bad"' in section
 
 
 def test_problems_of_hidden_queues_or_without_the_storage_permission_are_not_shown(
@@ -116,7 +143,7 @@ def test_problems_of_hidden_queues_or_without_the_storage_permission_are_not_sho
     assert "Keys were flushed" in shown(client).content.decode()
     page = logged_in(one_with(rights.VIEW))
     html = shown(page).content.decode()
-    assert "has problems" in html
+    assert "The storage has problems." in html
     assert "Keys were flushed" not in html
 
     Queue("secret").enqueue(1)
@@ -132,7 +159,7 @@ def test_page_without_data_shows_why_the_storage_cannot_be_read(client, memory, 
     locked = Finding("health.storage", "error", "the table is locked by the session 7", "End it.")
     monkeypatch.setattr(get_storage(), "probe", lambda: [locked])
     monkeypatch.setattr(get_storage().reads, "overview", away)
-    for name in ("changelist", "queues"):
+    for name in ("status", "queues"):
         html = client.get(address(BY_NAME[name])).content.decode()
         assert "The table is locked by the session 7" in html
         assert "End it." in html
@@ -141,12 +168,12 @@ def test_page_without_data_shows_why_the_storage_cannot_be_read(client, memory, 
 def test_storage_page_shows_problems_of_the_configuration(client, memory, monkeypatch):
     small = Finding("djqueue.W021", "warning", "The pool has 3 connections.", "Set max_size.")
     monkeypatch.setattr("djqueue.checks._pools", lambda _settings: [small])
-    html = client.get(address(BY_NAME["storage"])).content.decode()
+    html = client.get(address(BY_NAME["system"])).content.decode()
     assert re.search('class="djq-level-warn"[^>]*>! The pool has 3 connections.*Set max_size', html)
 
 
 def test_pages_that_only_show_data_are_not_in_a_transaction():
-    [changelist, edit] = [resolve(address(BY_NAME[name])).func for name in ("changelist", "edit_now")]
+    [changelist, edit] = [resolve(address(BY_NAME[name])).func for name in ("status", "edit_now")]
     assert "default" in changelist._non_atomic_requests
     assert not hasattr(edit, "_non_atomic_requests")
 
@@ -166,7 +193,7 @@ def test_overview_says_that_no_scheduler_is_running(client, settings, tmp_path):
 def test_storage_details_require_the_storage_permission(memory):
     Queue("emails").enqueue(1)
     page = logged_in(one_with(rights.VIEW))
-    assert address(BY_NAME["storage"]) not in shown(page).content.decode()
+    assert address(BY_NAME["system"]) not in shown(page).content.decode()
 
 
 def test_overview_counts_and_lists_queues_without_workers(client, anywhere):
@@ -174,7 +201,12 @@ def test_overview_counts_and_lists_queues_without_workers(client, anywhere):
     response = shown(client)
     numbers = {fact.label: fact.value for fact in response.context["facts"]}
     assert numbers["Waiting"] == 3
-    assert health(client)["Queues without workers"] == ("1", "bad")
+    card = cards(client)["health.workers"]
+    assert (card.is_bad, card.sentence) == (True, "Queue emails has no worker.")
+    [item] = card.items
+    assert item.note == "3 jobs waiting"
+    assert item.since == card.since == boards.read_board().lines[0].row.oldest_at
+    assert [one.label for one in item.actions] == ["Show jobs", "Pause queue"]
 
 
 def test_longest_queues_are_in_a_chart_and_a_table(client, memory, monkeypatch):
@@ -200,7 +232,7 @@ def test_longest_queues_are_in_a_chart_and_a_table(client, memory, monkeypatch):
     assert 'id="djq-waits"' in response.content.decode()
 
 
-def test_everything_red_is_a_link_and_no_problem_has_a_green_tick(client, memory, monkeypatch):
+def test_every_problem_says_since_when_and_links_to_its_objects(client, memory, monkeypatch):
     for name in ("paused", "waiting"):
         Queue(name).enqueue(1)
     Queue("paused").pause()
@@ -208,31 +240,93 @@ def test_everything_red_is_a_link_and_no_problem_has_a_green_tick(client, memory
     old = [line._replace(row=line.row._replace(oldest_at=board.at - 65 * MINUTE)) for line in board.lines]
     monkeypatch.setattr(boards, "read_board", lambda: board._replace(lines=tuple(old)))
 
-    facts = shown(client).context["health"]
+    found = cards(client)
 
-    levels = {fact.label: fact.level for fact in facts}
-    assert levels["Oldest waiting job"] == levels["Paused queues"] == "warn"
-    assert levels["Queues without workers"] == "bad"
-    assert [fact.label for fact in facts if fact.level != "ok" and not fact.url] == []
-    urls = {fact.label: fact.url for fact in facts}
-    assert urls["Paused queues"].endswith("/queues/paused/")
-    assert urls["Queues without workers"].endswith("/queues/waiting/")
+    assert {name: card.is_bad for name, card in found.items()} == {
+        "health.workers": True,
+        "problem.paused": False,
+    }
+    assert {card.since for card in found.values()} == {board.at - 65 * MINUTE}
+    urls = {item.label: item.url for card in found.values() for item in card.items}
+    assert urls["paused"].endswith("/queues/paused/")
+    assert urls["waiting"].endswith("/queues/waiting/")
+    assert [fact.label for fact in shown(client).context["facts"] if not fact.url] == []
 
 
-def test_rise_of_the_failure_rate_is_shown(client, memory, monkeypatch):
+def test_problem_of_a_paused_queue_names_who_paused_it_and_resumes_it(client, memory):
     Queue("emails").enqueue(1)
+    client.post(address(BY_NAME["pause"]))
+    [item] = cards(client)["problem.paused"].items
+    assert re.fullmatch(r"1 pending job, paused by user-\d+", item.note)
+    [resume] = item.actions
+    assert (resume.label, resume.is_post) == ("Resume", True)
+    client.post(resume.url)
+    assert "problem.paused" not in cards(client)
+
+
+def test_rise_of_the_failure_rate_is_a_problem_since_its_first_minute(client, memory, monkeypatch):
+    Queue("emails").enqueue(1)
+    Queue("emails").pause()
     start = SYSTEM_CLOCK.now() // MINUTE * MINUTE - 59 * MINUTE
     minutes = [
-        boards.empty_bucket("", start + at * MINUTE, MINUTE)._replace(completed=79 if at > 44 else 99)
+        boards.empty_bucket("emails", start + at * MINUTE, MINUTE)._replace(completed=79 if at > 44 else 99)
         for at in range(60)
     ]
-    hour = [one._replace(failed=21 if one.completed == 79 else 1) for one in minutes]
-    monkeypatch.setattr(boards.Board, "series", lambda _board: hour)
+    hour = tuple(one._replace(failed=21 if one.completed == 79 else 1) for one in minutes)
+    board = boards.read_board()
+    [line] = board.lines
+    changed = board._replace(lines=(line._replace(buckets=hour),), past=None)
+    monkeypatch.setattr(boards, "read_board", lambda: changed)
 
-    facts = {fact.label: fact for fact in shown(client).context["facts"]}
+    card = cards(client)["problem.failing"]
 
-    fact = facts["Failed, last 15 min (before: 1%)"]
-    assert (fact.value, fact.level) == ("21%", "bad")
+    assert card.sentence == "21% of the attempts of emails fail."
+    assert card.since == start + 45 * MINUTE
+    [item] = card.items
+    assert item.note == "21% of attempts fail, 1% before"
+    assert [one.label for one in item.actions] == ["Show errors", "Pause queue"]
+    facts = {fact.label: fact.value for fact in shown(client).context["facts"]}
+    assert facts["Failed, last 15 min (before: 1%)"] == "21%"
+
+
+def test_incidents_of_the_last_hour_are_on_one_time_axis(client, memory):
+    Queue("emails").enqueue(1, id="job-1")
+    fail("job-1")
+    Queue("emails").enqueue_many(range(3))
+    client.post(address(BY_NAME["pause"]))
+    annotate("default", "v2 <b>")
+    begun = bulk.begin("default", BulkKind.RETRY, bulk.Selection(("emails",)), expected=3)
+    get_storage().sweep()
+
+    response = shown(client)
+
+    rows = {row.label: row for row in response.context["strip"].rows}
+    assert [mark.label for mark in rows["Deploys"].marks] == ["v2 <b>"]
+    [pause] = rows["Pauses, limits"].marks
+    assert pause.label.startswith("Pause queue: emails (user-")
+    assert pause.url == address(BY_NAME["queue"])
+    [operation] = rows["Bulk operations"].marks
+    assert operation.url.endswith(f"/history/operations/{begun.pk}/")
+    assert rows["Backlog"].note == "about 0 to 3"
+    assert rows["Failing"].note == "up to 100%"
+    assert "v2 &lt;b&gt;" in response.content.decode()
+
+
+def test_incidents_of_hidden_queues_are_not_shown(client, memory, settings):
+    hidden: set[str] = set()
+    seen = {"QUEUE_FILTER": lambda _request, name: name not in hidden}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
+    Queue("emails").enqueue(1)
+    Queue("other").enqueue(1)
+    client.post(address(BY_NAME["pause"]))
+    bulk.begin("default", BulkKind.RETRY, bulk.Selection(("emails",)), expected=3)
+    assert "problem.paused" in cards(client)
+    hidden.add("emails")
+    read_cache.clear()
+    response = shown(client)
+    assert [row.label for row in response.context["strip"].rows if row.marks] == []
+    assert "problem.paused" not in cards(client)
+    assert "emails" not in response.content.decode()
 
 
 def test_job_that_runs_for_over_an_hour_is_listed_with_its_worker(client, memory, monkeypatch):
@@ -245,20 +339,39 @@ def test_job_that_runs_for_over_an_hour_is_listed_with_its_worker(client, memory
     worker = WorkerInfo("w1", "host", 7, None, ("emails",), 4, board.at, board.at, 2)._replace(jobs=jobs)
     monkeypatch.setattr(boards, "read_board", lambda: board._replace(workers=(worker,)))
 
-    html = shown(client).content.decode()
+    card = cards(client)["problem.stuck"]
 
-    listed = html[html.index("Jobs that run for much longer") :]
-    assert "running for 70 min in emails on" in listed
-    assert listed.count("running for") == 1
+    assert card.sentence == "Job shop.send runs for much longer than others."
+    [item] = card.items
+    assert (item.label, item.note) == ("shop.send", "in emails on w1")
+    assert item.since == card.since == board.at - 70 * MINUTE
+    assert [one.label for one in item.actions] == ["Dump stacks", "Cancel job"]
+    assert item.url.endswith("/jobs/emails/job-1/")
 
 
-def test_errors_that_began_with_the_deploy_are_marked(client, memory):
-    Queue("emails").enqueue(1, id="job-1")
+def test_errors_that_are_new_since_the_deploy_are_a_problem(client, memory):
+    Queue("emails").enqueue_many([1, 2], ids=["job-1", "job-2"])
     fail("job-1", "before")
-    assert "all since the deploy" not in shown(client).content.decode()
-    annotate("default", "v2", SYSTEM_CLOCK.now() - MINUTE)
+    assert "problem.new_errors" not in cards(client)
+    rows = Annotation.objects
+    rows.create(at=to_datetime(1), label="v1", follows=0)
+    rows.create(at=to_datetime(SYSTEM_CLOCK.now() - MINUTE), label="v2", follows=1)
     read_cache.clear()
+    card = cards(client)["problem.new_errors"]
+    assert card.sentence == "New since the deploy: NoAddressError: before"
+    [item] = card.items
+    assert item.note == "1 job of emails"
+    assert [one.label for one in item.actions] == ["Retry…", "Show jobs"]
     assert "all since the deploy" in shown(client).content.decode()
+    fail("job-2", "after")
+    read_cache.clear()
+    assert {one.label for one in cards(client)["problem.new_errors"].items} == {
+        "NoAddressError: before",
+        "NoAddressError: after",
+    }
+    rows.filter(label="v2").update(at=to_datetime(SYSTEM_CLOCK.now() + MINUTE))
+    read_cache.clear()
+    assert "problem.new_errors" not in cards(client)
 
 
 def test_top_errors_of_dead_letters_are_listed(client, memory):
@@ -268,17 +381,21 @@ def test_top_errors_of_dead_letters_are_listed(client, memory):
     [group] = shown(client).context["groups"]
     assert (group.size, group.error_type) == (3, "shop.NoAddressError")
     html = shown(client).content.decode()
-    assert re.search(r'href="[^"]*dead-letters/\?fingerprint=\w+">NoAddressError', html)
+    assert re.search(r'href="[^"]*errors/\?fingerprint=\w+">NoAddressError', html)
 
 
 def test_late_schedules_are_listed(client, memory):
     row = CronJob(name="night", job_name="emails", schedule="0 * * * *")
     row.save()
-    assert health(client)["Overdue schedules"] == ("0", "ok")
+    assert "problem.overdue" not in cards(client)
     CronJob.objects.update(next_run_at=to_datetime(SYSTEM_CLOCK.now() - 100_000))
     read_cache.clear()
-    assert health(client)["Overdue schedules"] == ("1", "bad")
-    assert f'<a href="/admin/djqueue/dashboard/cron/{row.pk}/">night</a>' in shown(client).content.decode()
+    card = cards(client)["problem.overdue"]
+    assert card.sentence == "Schedule night is overdue."
+    assert [one.label for one in card.items[0].actions] == ["Run now"]
+    assert (
+        f'<a href="/admin/djqueue/dashboard/schedules/{row.pk}/">night</a>' in shown(client).content.decode()
+    )
 
 
 def test_silent_workers_are_listed(client, memory, monkeypatch):
@@ -286,10 +403,10 @@ def test_silent_workers_are_listed(client, memory, monkeypatch):
     heard = WorkerInfo("w1", "host", 7, None, ("emails",), 4, board.at, board.at, 2)
     quiet = heard._replace(id="w2", seen_at=board.at - SILENT_AFTER - 1, pid=8)
     monkeypatch.setattr(boards, "read_board", lambda: board._replace(workers=(heard, quiet)))
-    response = shown(client)
-    assert [one.pid for one in response.context["silent"]] == [8]
-    assert "host:8" in response.content.decode()
-    assert "2 active jobs" in response.content.decode()
+    card = cards(client)["health.silent"]
+    assert card.sentence == "Worker w2 has stopped sending heartbeats."
+    [item] = card.items
+    assert (item.label, item.note, item.since) == ("w2", "2 active jobs", quiet.seen_at)
 
 
 def test_silent_workers_of_hidden_queues_are_neither_listed_nor_counted(
@@ -300,11 +417,10 @@ def test_silent_workers_of_hidden_queues_are_neither_listed_nor_counted(
         "w1", "host", 7, ("secret",), ("emails",), 4, board.at, board.at - workers.SILENT_AFTER - 1, 2
     )
     monkeypatch.setattr(boards, "read_board", lambda: board._replace(workers=(silent,)))
-    assert health(client)["Silent workers"] == ("1", "bad")
+    assert cards(client)["health.silent"].sentence == "Worker w1 has stopped sending heartbeats."
     seen = {"QUEUE_FILTER": lambda _request, name: name != "secret"}
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
-    assert shown(client).context["silent"] == []
-    assert health(client)["Silent workers"] == ("0", "ok")
+    assert cards(client) == {}
 
 
 def test_jobs_unknown_to_every_live_worker_raise_an_alert(client, memory):
@@ -312,11 +428,11 @@ def test_jobs_unknown_to_every_live_worker_raise_an_alert(client, memory):
     Queue("emails").enqueue(3, name="emails")
     knowing = WorkerInfo("w1", "host", 7, ("emails",), ("emails",), 4, 1)
     get_storage().workers.register(knowing)
-    assert health(client)["Jobs without a handler"] == ("2", "bad")
-    html = shown(client).content.decode()
-    assert "shop.<wbr>new.<wbr>pay" in html
-    assert "2 jobs waiting in" in html
-    assert "restart <code>manage.py runworkers</code>" in html
+    card = cards(client)["health.handlers"]
+    assert card.sentence == "No worker knows the job shop.new.pay."
+    [item] = card.items
+    assert (item.label, item.note) == ("shop.new.pay", "2 jobs waiting in emails")
+    assert "restart manage.py runworkers" in card.hint
     for name in ("queues", "queue"):
         html = client.get(address(BY_NAME[name])).content.decode()
         assert "✖ jobs without a handler" in html
@@ -326,8 +442,7 @@ def test_jobs_unknown_to_every_live_worker_raise_an_alert(client, memory):
 def test_jobs_known_to_a_live_worker_raise_no_alert(client, memory):
     Queue("emails").enqueue(1, name="emails")
     get_storage().workers.register(WorkerInfo("w1", "host", 7, None, ("emails",), 4, 1))
-    assert health(client)["Jobs without a handler"] == ("0", "ok")
-    assert "<h2>Jobs without a handler</h2>" not in shown(client).content.decode()
+    assert "health.handlers" not in cards(client)
 
 
 def test_unknown_jobs_of_hidden_queues_raise_no_alert(client, memory, settings):
@@ -335,8 +450,7 @@ def test_unknown_jobs_of_hidden_queues_raise_no_alert(client, memory, settings):
     settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
     Queue("secret").enqueue(1, name="shop.hidden")
     get_storage().workers.register(WorkerInfo("w1", "host", 7, None, ("emails",), 4, 1))
-    assert health(client)["Jobs without a handler"] == ("0", "ok")
-    assert "hidden" not in shown(client).context["unhandled"]
+    assert cards(client) == {}
     assert "shop" not in shown(client).content.decode()
 
 
@@ -355,7 +469,7 @@ def test_overview_shows_last_read_during_outage_of_storage(client, memory, monke
     assert "The storage is unreachable: nobody is at home" in response.content.decode()
     assert response["Djq-Unavailable"] == "1"
     assert response.context["facts"][0].value == 1
-    assert health(client)["Storage"] == ("unreachable", "bad")
+    assert verdict(client) == ("Unknown: the storage is unreachable.", "bad")
 
 
 def test_dead_letters_are_counted(client, memory):

@@ -1,18 +1,26 @@
-"""Problems on pages: the findings of the health checks, with reason and remedy."""
+"""Findings of the health checks on pages: read once for all viewers, and shown to those who may see them."""
+
+from dataclasses import replace
+from typing import Any
 
 from django.http import HttpRequest
 
+from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import within
-from djqueue.core.overview import Finding
-from djqueue.dashboard import reading, rights
-from djqueue.operations.healthchecks import HealthReport, HealthRun, monitor
+from djqueue.core.overview import Finding, Overview
+from djqueue.core.workers import claiming, is_silent
+from djqueue.dashboard import boards, reading, rights
+from djqueue.operations.healthchecks import HealthFacts, HealthReport, HealthRun, monitor
+from djqueue.operations.problems import Situation
 
 REUSE = 10_000
 """Milliseconds for which pages show the same findings."""
 BRIEF = 0.3
 """Seconds that a page waits for findings after its reads have failed."""
+OF_QUEUES = frozenset({"doctor.slow"})
+"""Ids of findings outside the health checks that name queues."""
 
 
 def start_checks() -> HealthRun:
@@ -39,3 +47,18 @@ def of_outage(request: HttpRequest) -> list[Finding]:
     """Return the findings that may explain why the storage can't be read, without waiting long."""
     with within(BRIEF):
         return visible(request, start_checks().report())
+
+
+def situation_of(board: boards.Board, **lately: Any) -> Situation:
+    """Return the state of the storage on a board of all queues, and what else has happened `lately`.
+
+    A page shows at once what the health checks give a minute: a queue without a worker, for example.
+    """
+    facts = HealthFacts(
+        get_storage(),
+        Overview(board.at, [line.row for line in board.lines]),
+        claiming(board.workers, board.at),
+        replace(get_settings().health, max_wait=0),
+        [worker for worker in board.workers if is_silent(worker, board.at)],
+    )
+    return Situation(facts, board.workers, {line.name: line.buckets for line in board.lines}, **lately)

@@ -9,7 +9,7 @@ from djqueue.client import get_storage
 from djqueue.core.states import State
 from djqueue.dashboard import flowcharts, rights
 from djqueue.dashboard.reading import read_cache
-from djqueue.dashboard.views import flows
+from djqueue.dashboard.views import workflows
 from djqueue.models import AuditEvent
 from djqueue.testing.factories import claim, completing, failing, finish
 from tests.dashboard.visiting import PAGES, address, logged_in, one_with, visit
@@ -60,13 +60,13 @@ def work(storage, kind="complete", slots=1, **given):
     return [one.id for one in claimed]
 
 
-def page(client, name="flow", **query):
+def page(client, name="workflow", **query):
     read_cache.clear()
     return client.get(address(BY_NAME[name], **query)).content.decode()
 
 
 def svg_of(html):
-    html = html[html.index('<svg class="djq-flow"') :]
+    html = html[html.index('<svg class="djq-workflow"') :]
     return ElementTree.fromstring(html[: html.index("</svg>") + 6])
 
 
@@ -89,46 +89,46 @@ def test_job_without_workflow_says_so(viewer):
     Queue("emails").enqueue(1, id="job-1")
     html = page(viewer)
     assert "This job has no dependencies" in html
-    assert '<svg class="djq-flow"' not in html
+    assert '<svg class="djq-workflow"' not in html
     assert viewer.get(address(BY_NAME["job"])).content.decode().count("<h2>Workflow</h2>") == 0
 
 
 def test_unknown_job_has_no_workflow(viewer):
-    response = viewer.get(address(BY_NAME["flow"]))
+    response = viewer.get(address(BY_NAME["workflow"]))
     assert response.status_code == 404
     assert "Job job-1 was not found" in response.content.decode()
 
 
 def test_list_shows_last_job_and_progress_of_workflow(storage, pages, viewer):
-    assert "1/3" not in page(viewer, "flows")
+    assert "1/3" not in page(viewer, "workflows")
     work(storage)
 
-    html = page(viewer, "flows")
+    html = page(viewer, "workflows")
 
     assert html.count("data-djq-row") == 1
     assert ">merge</a>" in html
     assert "1/3" in html
-    assert "No matching workflows" in page(viewer, "flows", state="failed")
+    assert "No matching workflows" in page(viewer, "workflows", state="failed")
 
 
 def test_finished_workflow_is_listed_as_finished(storage, pages, viewer):
     while work(storage):
         pass
-    assert "No matching workflows" in page(viewer, "flows")
-    html = page(viewer, "flows", state="completed")
+    assert "No matching workflows" in page(viewer, "workflows")
+    html = page(viewer, "workflows", state="completed")
     assert html.count("data-djq-row") == 1
     assert "3/3" in html
 
 
 def test_jobs_without_workflow_are_not_listed(storage, viewer):
     Queue("emails").enqueue_many(range(3))
-    assert "data-djq-row" not in page(viewer, "flows")
+    assert "data-djq-row" not in page(viewer, "workflows")
 
 
 def test_workflow_is_found_by_id_of_its_job(pages, viewer):
-    response = viewer.get(address(BY_NAME["flows"], id="job-1"))
-    assert response["Location"] == address(BY_NAME["flow"])
-    assert "No job with this ID was found" in page(viewer, "flows", id="nobody")
+    response = viewer.get(address(BY_NAME["workflows"], id="job-1"))
+    assert response["Location"] == address(BY_NAME["workflow"])
+    assert "No job with this ID was found" in page(viewer, "workflows", id="nobody")
 
 
 def test_retry_of_workflow_runs_failed_roots_and_blocks_the_rest(storage, pages, retrier):
@@ -137,11 +137,11 @@ def test_retry_of_workflow_runs_failed_roots_and_blocks_the_rest(storage, pages,
     assert ">Retry workflow: 3 failed jobs</button>" in html
     assert "1 failed job is blocked until its dependencies complete" in html
 
-    visit(retrier, BY_NAME["flow_retry"])
+    visit(retrier, BY_NAME["workflow_retry"])
 
     said = "2 jobs will be retried. 1 job is blocked until its dependencies complete."
     assert said in page(retrier)
-    event = AuditEvent.objects.get(action="flow_retry")
+    event = AuditEvent.objects.get(action="workflow_retry")
     assert (event.queue, event.job_id, event.count) == ("emails", "job-1", 3)
     assert storage.reads.states("emails", ["job-1", "job-2"]) == [State.WAITING] * 2
     assert storage.reads.states("books", ["book"]) == [State.BLOCKED]
@@ -155,15 +155,15 @@ def test_workflow_whose_roots_fail_again_is_retried_as_a_whole(storage, pages, r
     for _ in range(2):
         work(storage, "fail", slots=2)
         assert storage.reads.states("books", ["book"]) == [State.FAILED]
-        visit(retrier, BY_NAME["flow_retry"])
+        visit(retrier, BY_NAME["workflow_retry"])
     assert storage.reads.states("books", ["book"]) == [State.BLOCKED]
 
 
 def test_second_retry_of_workflow_finds_no_failed_jobs(storage, pages, retrier):
     work(storage, "fail", slots=2)
-    visit(retrier, BY_NAME["flow_retry"])
-    visit(retrier, BY_NAME["flow_retry"])
-    assert AuditEvent.objects.filter(action="flow_retry").count() == 1
+    visit(retrier, BY_NAME["workflow_retry"])
+    visit(retrier, BY_NAME["workflow_retry"])
+    assert AuditEvent.objects.filter(action="workflow_retry").count() == 1
     assert "no failed job can be retried" in page(retrier)
 
 
@@ -185,7 +185,7 @@ def test_page_lists_jobs_that_cannot_be_retried(storage, retrier):
 
 def test_jobs_of_hidden_queues_are_hidden(monkeypatch, storage, pages, retrier):
     monkeypatch.setattr(rights, "sees", hides_books)
-    for name in ("flow", "flows", "job"):
+    for name in ("workflow", "workflows", "job"):
         html = page(retrier, name)
         assert "merge" not in html, name
         assert "/books/" not in html, name
@@ -198,7 +198,7 @@ def test_failed_job_behind_hidden_job_is_shown(monkeypatch, storage, retrier):
     monkeypatch.setattr(rights, "sees", hides_books)
 
     assert "1 failed job is blocked until its dependencies complete" in page(retrier)
-    visit(retrier, BY_NAME["flow_retry"])
+    visit(retrier, BY_NAME["workflow_retry"])
 
     assert storage.reads.states("emails", ["job-1"]) == [State.BLOCKED]
     assert storage.reads.states("books", [first.id]) == [State.FAILED]
@@ -234,8 +234,8 @@ def test_failed_jobs_of_large_workflow_are_named(storage, monkeypatch, viewer):
 
 
 def test_names_are_escaped():
-    node = flows.FlowNode("q", "1", "<b>&\"'" + "x" * 30, State.FAILED)
-    graph = flows.FlowGraph(0, [node], [])
+    node = workflows.FlowNode("q", "1", "<b>&\"'" + "x" * 30, State.FAILED)
+    graph = workflows.FlowGraph(0, [node], [])
     drawn = flowcharts.svg(graph, flowcharts.draw(graph), lambda _: '/"><script>')
     [link] = ElementTree.fromstring(str(drawn)).iter("a")
     assert link.attrib["href"] == '/"><script>'
@@ -254,7 +254,7 @@ def test_names_are_escaped():
     ],
 )
 def test_long_name_is_shortened_to_its_last_part(name, said):
-    graph = flows.FlowGraph(0, [flows.FlowNode("q", "1", name, State.WAITING)], [])
+    graph = workflows.FlowGraph(0, [workflows.FlowNode("q", "1", name, State.WAITING)], [])
     drawn = flowcharts.svg(graph, flowcharts.draw(graph), lambda _: "/")
     [link] = ElementTree.fromstring(str(drawn)).iter("a")
     assert link.find("text").text == said
@@ -265,9 +265,9 @@ def test_workflow_is_listed_in_the_state_of_the_whole(storage, pages, viewer):
     work(storage)
     work(storage, "fail")
 
-    assert "data-djq-row" not in page(viewer, "flows", state="completed")
-    assert page(viewer, "flows", state="failed").count("data-djq-row") == 1
-    assert "data-djq-row" not in page(viewer, "flows")
+    assert "data-djq-row" not in page(viewer, "workflows", state="completed")
+    assert page(viewer, "workflows", state="failed").count("data-djq-row") == 1
+    assert "data-djq-row" not in page(viewer, "workflows")
 
 
 def test_all_workflows_are_found_among_many_other_jobs_with_few_queries(storage):
@@ -278,14 +278,14 @@ def test_all_workflows_are_found_among_many_other_jobs_with_few_queries(storage)
         chain(emails.node(number, name="fetch"), emails.node(number, name="merge")).enqueue()
     while work(storage, "fail", slots=8):
         pass
-    emails.enqueue_many(range(flows.MAX_SEARCHED + 10), name="fetch")
+    emails.enqueue_many(range(workflows.MAX_SEARCHED + 10), name="fetch")
     while work(storage, "fail", slots=50):
         pass
     client = logged_in(one_with(rights.VIEW))
-    page(client, "flows", state="failed")
+    page(client, "workflows", state="failed")
 
     with recorded() as captured:
-        html = page(client, "flows", state="failed")
+        html = page(client, "workflows", state="failed")
 
     assert html.count("data-djq-row") == 8
     assert len(captured) <= 35
@@ -300,7 +300,7 @@ def test_list_takes_few_queries_for_any_size_of_workflow(storage, count):
 
     def takes_few_queries() -> bool:
         with recorded() as captured:
-            page(client, "flows")
+            page(client, "workflows")
         return len(captured) <= 30
 
     # A storage that answers slowly, on a busy machine, is asked again.

@@ -44,7 +44,7 @@ def flow():
     ],
 )
 def test_workflow_page_is_accessible_and_only_the_graph_scrolls_sideways(scheme, width, open_page, flow):
-    window = open_page(address(BY_NAME["flow"]), scheme=scheme, width=width)
+    window = open_page(address(BY_NAME["workflow"]), scheme=scheme, width=width)
     window.wait_for_function("window.htmx !== undefined")
     window.locator(".djq-twin summary").click()
     assert violations(window) == []
@@ -56,7 +56,7 @@ def test_workflow_page_is_accessible_and_only_the_graph_scrolls_sideways(scheme,
 
 
 def test_job_of_the_graph_opens_by_keyboard(open_page, flow):
-    window = open_page(address(BY_NAME["flow"]))
+    window = open_page(address(BY_NAME["workflow"]))
     window.get_by_role("link", name="merge, failed, books merge").focus()
     window.keyboard.press("Enter")
     expect(window.locator("h2.djq-mono")).to_contain_text("merge")
@@ -64,7 +64,7 @@ def test_job_of_the_graph_opens_by_keyboard(open_page, flow):
 
 
 def test_workflow_is_retried_without_scripts(open_page, flow):
-    window = open_page(address(BY_NAME["flow"]), scripts=False)
+    window = open_page(address(BY_NAME["workflow"]), scripts=False)
     window.get_by_role("button", name="Retry workflow: 5 failed jobs").click()
     expect(window.locator(".messagelist")).to_contain_text("1 job will be retried")
     expect(window.get_by_role("link", name=f"fetch, waiting, emails {flow[1]}")).to_be_visible()

@@ -170,13 +170,13 @@ def newest_workflows(request: HttpRequest, kind: str) -> CachedRead[list[Summary
     for state in KINDS[kind]:
         counted = sorted((-line.count(state), line.name) for line in lines if line.count(state))
         wanted += [(state, name) for _, name in counted]
-    key = ("flows", kind, names, tuple(wanted))
+    key = ("workflows", kind, names, tuple(wanted))
     cached = read_cache.read(key, lambda: _graphs(wanted, WHOLE[kind], names), WORKFLOWS_FRESH)
     rows = sorted(map(summarize, cached.value), key=lambda row: -row.began_at)
     return CachedRead(rows, cached.at, cached.error)
 
 
-@pages.show("flows", "flows/", rights.VIEW, gettext_lazy("Workflows"))
+@pages.show("workflows", "workflows/", rights.VIEW, gettext_lazy("Workflows"))
 def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List workflows of the newest jobs, or find the workflow of a job by its ID."""
     term = request.GET.get("id", "").strip()
@@ -189,21 +189,21 @@ def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     context = {
         "rows": cached.value,
         "kind": kind,
-        "kinds": [(one, label, site.url("flows", state=one)) for one, label in LABELS.items()],
+        "kinds": [(one, label, site.url("workflows", state=one)) for one, label in LABELS.items()],
         "term": term,
         "found": named,
         "most": MAX_LISTED,
     }
-    return site.render(request, "flows.html", _("Workflows"), context, tab="flows", read=cached)
+    return site.render(request, "workflows.html", _("Workflows"), context, tab="workflows", read=cached)
 
 
-@pages.show("flow", "flows/<djq:queue>/<djq:job_id>/", rights.VIEW)
+@pages.show("workflow", "workflows/<djq:queue>/<djq:job_id>/", rights.VIEW)
 def flow(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Show the workflow of a job as a diagram and a table."""
-    crumbs = [site.crumb("flows")]
+    crumbs = [site.crumb("workflows")]
     whole = get_storage().reads.flow(queue, job_id)
     if whole is None:
-        return site.job_not_found(request, queue, job_id, "flows", crumbs)
+        return site.job_not_found(request, queue, job_id, "workflows", crumbs)
     graph = visible_part(request, whole)
     drawing = flowcharts.draw(graph)
     roots, dependents = failed_jobs(request, whole)
@@ -219,10 +219,10 @@ def flow(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> 
         **_dry_run(roots, dependents),
     }
     title = summary.last.name or job_id
-    return site.render(request, "flow.html", title, context, tab="flows", crumbs=crumbs)
+    return site.render(request, "workflow.html", title, context, tab="workflows", crumbs=crumbs)
 
 
-@pages.act("flow_retry", "flows/<djq:queue>/<djq:job_id>/retry/", RETRY.permission)
+@pages.act("workflow_retry", "workflows/<djq:queue>/<djq:job_id>/retry/", RETRY.permission)
 def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> HttpResponse:
     """Retry the failed jobs of a workflow; those that depend on others are blocked again."""
     graph = get_storage().reads.flow(queue, job_id)
@@ -232,12 +232,12 @@ def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) ->
     if done:
         detail = {"refused": answers}
         count = sum(done.values())
-        audit.note(request, "flow_retry", queue=queue, job_id=job_id, count=count, detail=detail)
+        audit.note(request, "workflow_retry", queue=queue, job_id=job_id, count=count, detail=detail)
         messages.success(request, " ".join(actions.DONE[word] % count_of for word, count_of in done.items()))
     if answers or not done:
         why = ", ".join(actions.refusals(answers)) or _("no failed job can be retried")
         messages.warning(request, _("Other jobs were not retried: %(why)s.") % {"why": why})
-    return site.back(request, "flow", queue, job_id)
+    return site.back(request, "workflow", queue, job_id)
 
 
 def _graphs(wanted: Sequence[tuple[State, str]], whole: State, seen: Sequence[str]) -> list[FlowGraph]:
@@ -333,6 +333,6 @@ def _named(request: HttpRequest, site: DashboardSite, job_id: str) -> list[tuple
     """Return the queue, the state and the workflow URL of each job with this ID."""
     names = [line.name for line in boards.board(request).value.lines]
     return [
-        (queue, state, site.url("flow", queue, job_id))
+        (queue, state, site.url("workflow", queue, job_id))
         for queue, state in get_storage().reads.find(job_id, names)
     ]

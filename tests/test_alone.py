@@ -85,7 +85,7 @@ def test_bulk_writes_require_the_spark_app(manage):
         "from djqueue.client import get_storage\n"
         "from djqueue.contrib.spark.locations import staging_of\n"
         "from djqueue.core.errors import OptionError\n"
-        "from djqueue.dashboard.views import metrics\n"
+        "from djqueue.dashboard.views import jobtypes\n"
         "from djqueue.dashboard.urls import PAGES\n"
         "storage = get_storage()\n"
         "try:\n"
@@ -93,7 +93,7 @@ def test_bulk_writes_require_the_spark_app(manage):
         "except OptionError as error:\n"
         "    print(error)\n"
         "print([page.name for page in PAGES if page.route.startswith('bulk-writes')])\n"
-        "print(storage.capabilities.bulk_writes, metrics.rollups_within(0, 10**9, 1, ['emails']))\n"
+        "print(storage.capabilities.bulk_writes, jobtypes.rollups_within(0, 10**9, 1, ['emails']))\n"
     )
     error, pages, reports = manage(apps, "shell", "-v", "0", "-c", code).splitlines()
 

@@ -173,7 +173,7 @@ def test_each_list_and_each_row_links_to_the_dashboard() -> None:
         DeadLetter.objects.get(): ("errors/", f"jobs/emails/{failed.job_id}/"),
     }
     schedule = CronJob.objects.create(name="nightly", job_name="report", schedule="@daily")
-    rows[schedule] = ("cron/", f"cron/{schedule.pk}/")
+    rows[schedule] = ("schedules/", f"schedules/{schedule.pk}/")
     client = logged_in(make_superuser())
     for row, addresses in rows.items():
         pages = (list_url(row._meta.model_name), change_url(row))

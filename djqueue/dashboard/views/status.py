@@ -20,7 +20,7 @@ from djqueue.dashboard.views import errors
 from djqueue.dashboard.views.workers import worker_rows
 from djqueue.models import Annotation, CronJob
 from djqueue.operations import annotations, cronjobs
-from djqueue.operations.problems import RECENT, failing
+from djqueue.operations.problems import RECENT, DeadLetterSample, failing
 
 pages = Pages()
 
@@ -182,7 +182,7 @@ def _overdue() -> list[tuple[CronJob, str]]:
     return read_cache.read("overdue", read, fresh=OVERDUE_TTL).value
 
 
-def _dead_letters(request: HttpRequest, board: boards.Board) -> errors.DeadLetterSample | None:
+def _dead_letters(request: HttpRequest, board: boards.Board) -> DeadLetterSample | None:
     if not board.total(State.FAILED):
         return None
     return errors.read_dead_letters(request, fresh=SLOW_READ_TTL).value

@@ -56,6 +56,7 @@ from .executors.connections import close_connections
 from .executors.threads import CallerThread
 from .handlers import Handlers
 from .outcomes import timed_out
+from .reports import Reports
 from .runs import Run
 from .worker import Worker
 
@@ -159,7 +160,7 @@ class CallersWorker(Worker):
         await super().run()
         await self._caller.join()
 
-    def _make_executor(self, context: WorkerContext) -> Executor:
+    def _make_executor(self, context: WorkerContext, reports: Reports) -> Executor:
         return InlineExecutor(context, self._caller)
 
 

@@ -22,7 +22,7 @@ from .events import Counters, RunEvents
 from .executors import Executor, InlineExecutor
 from .executors.connections import close_connections
 from .executors.router import ExecutorRouter, handlers_for_processes
-from .handlers import Handler, Handlers, read_handlers
+from .handlers import Handlers, read_handlers
 from .leases import LeaseTable
 from .loops import run_loop
 from .maintenance import Maintenance, UnhandledWatch
@@ -165,7 +165,7 @@ class Worker:
         if self.options.connect:
             # Connecting may wait for another process to stop; a thread keeps the loop running.
             await asyncio.to_thread(self._connect)
-        parts = WorkerParts(self._context(loop), self._process_handlers, self.attempt_count)
+        parts = WorkerParts(self._context(loop), self._make_executor, self.attempt_count)
         self.parts = parts
         with logs.handled_apart(clean_thread, close_thread):
             try:
@@ -288,6 +288,11 @@ class Worker:
             if has_django():
                 close_connections()
 
+    def _make_executor(self, context: WorkerContext, reports: Reports) -> Executor:
+        if self._process_handlers:
+            return ExecutorRouter(context, reports, self._process_handlers)
+        return InlineExecutor(context)
+
     def _context(self, loop: asyncio.AbstractEventLoop) -> WorkerContext:
         return WorkerContext(
             storage=self.storage,
@@ -348,14 +353,14 @@ class WorkerParts:
 
     Args:
         context: Objects that the parts share.
-        process_handlers: Handlers that run in processes of their own.
+        make_executor: Creates the executor from the context and the worker's reports.
         attempt_count: Counter of the attempts of several workers, if they count toward one `max_jobs`.
     """
 
     def __init__(
         self,
         context: WorkerContext,
-        process_handlers: list[Handler],
+        make_executor: Callable[[WorkerContext, Reports], Executor],
         attempt_count: AttemptCount | None,
     ) -> None:
         self.loop = context.loop
@@ -368,11 +373,7 @@ class WorkerParts:
         self._unsubscribe: list[Unsubscribe] = []
         # A part may use those above it.
         self._reports = Reports(context, Emitter(context))
-        self.executor: Executor = (
-            ExecutorRouter(context, self._reports, process_handlers)
-            if process_handlers
-            else InlineExecutor(context)
-        )
+        self.executor = make_executor(context, self._reports)
         self.heartbeat = Heartbeat(context, self.executor)
         self._cancel_watch = CancelWatch(context, self.executor, self.heartbeat)
         self._maintenance = None

@@ -179,7 +179,9 @@ def test_page_of_an_outage_needs_no_template_of_the_theme(settings, tmp_path):
     [templates] = settings.TEMPLATES
     settings.TEMPLATES = [{**templates, "DIRS": [tmp_path]}]
 
-    response = outages._unavailable(site, RequestFactory().get(OVERVIEW), "default")
+    response = outages._unavailable(
+        site, RequestFactory().get(OVERVIEW), outages.DatabaseUnavailableError("default")
+    )
 
     assert response.status_code == 503
     assert "The database &#x27;default&#x27; has not responded since" in response.content.decode()

@@ -39,6 +39,9 @@ index = render(reverse("admin:index"))
 for model in admin.site._registry:
     if model._meta.app_label == "djqueue":
         changelist = reverse(f"admin:djqueue_{model._meta.model_name}_changelist")
-        assert changelist in index, f"{changelist} is not linked from the admin's index"
+        is_dashboard = model._meta.model_name == "dashboard"
+        assert (changelist in index) is is_dashboard, (
+            f"{changelist}: the admin's index links to the dashboard only"
+        )
         render(changelist)
         print("rendered", model._meta.label)

@@ -254,14 +254,15 @@ WRITE_BYTE = 120
 
 
 def locked_tables(
-    rows: Callable[[str, list[str]], Iterable[tuple[Any, ...]]], locked_for: float = LOCKED_FOR
+    rows: Callable[[str, list[str]], Iterable[tuple[Any, ...]]], locked_for: float | None = None
 ) -> Iterator[Finding]:
     """Yield the sessions of PostgreSQL that keep others from writing for long.
 
     Args:
         rows: Returns the rows of a statement, in which `?` is a parameter.
-        locked_for: Seconds after which that is a problem.
+        locked_for: Seconds after which that is a problem, if other than `LOCKED_FOR`.
     """
+    locked_for = LOCKED_FOR if locked_for is None else locked_for
     seen = set()
     for table, pid, application, state, seconds in rows(LOCKS, WHOLE_TABLE):
         if seconds >= locked_for and pid not in seen:

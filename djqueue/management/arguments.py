@@ -12,7 +12,7 @@ from djqueue.core.errors import OptionError
 from djqueue.core.messages import shown
 from djqueue.core.states import State
 from djqueue.core.suggest import nearest
-from djqueue.core.units import parse_size
+from djqueue.core.units import MAX_DURATION, parse_size
 
 UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 """Seconds of each unit of a duration."""
@@ -84,11 +84,13 @@ def seconds(text: str) -> float:
 def duration(text: str) -> float:
     """Parse a duration such as 90, 30s, 15m, 6h, 7d or 2w; return seconds."""
     number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS else (text, "s")
-    value = float(number) * UNITS[unit] if number.isdecimal() else math.inf
-    if value == math.inf:
+    if not number.isdecimal():
         raise ArgumentTypeError(
             f"{shown(text)} is not a duration: write a number and s, m, h, d or w, such as 7d"
         )
+    value = float(number) * UNITS[unit]
+    if value * 1_000 > MAX_DURATION:
+        raise ArgumentTypeError(f"{shown(text)} is longer than 100 years")
     return value
 
 

@@ -247,6 +247,8 @@ def test_argument_of_command_is_accepted_or_refused(storage: Storage, examples: 
     @given(data=st.data(), path=st.sampled_from(list(SUBCOMMANDS)))
     @example(data=None, path=("clean", QUEUE, f"--older-than={LONG[:400]}d"))
     @example(data=None, path=("enqueue", "some.job", f"--payload={'[' * 100_000}"))
+    @example(data=None, path=("retry", "--queue=\ud800", "some-id"))
+    @example(data=None, path=("cron", "add", "--every=90000000000000", "some schedule", "some.job"))
     def check(data: st.DataObject | None, path: tuple[str, ...]) -> None:
         arguments = list(path)
         if data is not None:
@@ -305,7 +307,7 @@ def assert_answered(client: Client, url: str, data: dict[str, str] | None = None
     assert response.status_code < 500, (url, data)
 
 
-def page(name: str, **captured: Any) -> str:
+def page(name: str, /, **captured: Any) -> str:
     return reverse(f"admin:djqueue_dashboard_{name}", kwargs=captured)
 
 

@@ -60,6 +60,9 @@ class Command(BaseCommand):
             options["run"](options, output)
         except (ArgumentsError, OptionError) as error:
             raise CommandError(str(error), returncode=MISUSED) from error
+        except UnicodeEncodeError as error:
+            # An argument of the command line that is not valid UTF-8 has lone surrogates.
+            raise CommandError(f"an argument is not valid text: {error}", returncode=MISUSED) from error
         except (DjqueueError, ImproperlyConfigured) as error:
             raise CommandError(str(error)) from error
 

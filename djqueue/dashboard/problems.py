@@ -10,9 +10,8 @@ from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.deadlines import within
 from djqueue.core.overview import Finding, Overview
-from djqueue.core.workers import claiming, is_silent
 from djqueue.dashboard import boards, reading, rights
-from djqueue.operations.healthchecks import HealthFacts, HealthReport, HealthRun, monitor
+from djqueue.operations.healthchecks import HealthReport, HealthRun, facts_of, monitor
 from djqueue.operations.problems import Situation
 
 REUSE = 10_000
@@ -54,11 +53,7 @@ def situation_of(board: boards.Board, **lately: Any) -> Situation:
 
     A page shows at once what the health checks give a minute: a queue without a worker, for example.
     """
-    facts = HealthFacts(
-        get_storage(),
-        Overview(board.at, [line.row for line in board.lines]),
-        claiming(board.workers, board.at),
-        replace(get_settings().health, max_wait=0),
-        [worker for worker in board.workers if is_silent(worker, board.at)],
-    )
+    overview = Overview(board.at, [line.row for line in board.lines])
+    bounds = replace(get_settings().health, max_wait=0)
+    facts = facts_of(get_storage(), overview, board.workers, bounds)
     return Situation(facts, board.workers, {line.name: line.buckets for line in board.lines}, **lately)

@@ -154,10 +154,11 @@ def queue_of(row: CronJob) -> str:
         return row.queue
 
 
-def overdue(alias: str, now: int) -> list[CronJob]:
-    """Return the schedules whose run is missing, the most overdue first."""
+def overdue(alias: str, now: int) -> list[tuple[CronJob, str]]:
+    """Return the schedules whose run is missing, each with its queue, the most overdue first."""
     late = CronJob.objects.using(alias).filter(enabled=True, next_run_at__lt=to_datetime(now - OVERDUE_AFTER))
-    return [row for row in late.order_by("next_run_at")[:MAX_OVERDUE] if _is_late(row, now)]
+    rows = late.order_by("next_run_at")[:MAX_OVERDUE]
+    return [(row, queue_of(row)) for row in rows if _is_late(row, now)]
 
 
 def _is_late(row: CronJob, now: int) -> bool:

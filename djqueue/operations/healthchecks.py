@@ -94,7 +94,13 @@ def read_facts(bounds: HealthSettings) -> HealthFacts:
     storage = get_storage()
     with within(bounds.timeout / 1_000):
         overview = storage.reads.overview()
-    registered = storage.workers.all()
+    return facts_of(storage, overview, storage.workers.all(), bounds)
+
+
+def facts_of(
+    storage: Storage, overview: Overview, registered: Sequence[WorkerInfo], bounds: HealthSettings
+) -> HealthFacts:
+    """Return what the checks judge, from the state of a storage and all its registered workers."""
     workers = claiming(registered, overview.at)
     silent = [worker for worker in registered if is_silent(worker, overview.at)]
     return HealthFacts(storage, overview, workers, bounds, _not_replaced(silent, workers))

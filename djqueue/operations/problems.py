@@ -103,7 +103,6 @@ def problems(situation: Situation, others: Sequence[Finding] = ()) -> list[Findi
 def read_situation(facts: HealthFacts) -> Situation:
     """Read what has happened lately, for the state of the storage that the health checks have read."""
     storage = facts.storage
-    overdue = cronjobs.overdue(alias_of(storage), facts.at)
     deploy = annotations.last_deploy(alias_of(storage, Annotation))
     sample = DeadLetterSample((), facts.at, capped=False)
     if deploy is not None:
@@ -113,7 +112,7 @@ def read_situation(facts: HealthFacts) -> Situation:
         facts,
         storage.workers.all(),
         read_hour(facts),
-        [(row, cronjobs.queue_of(row)) for row in overdue],
+        cronjobs.overdue(alias_of(storage), facts.at),
         sample.all_letters,
         deploy,
     )
@@ -145,26 +144,31 @@ def read_hour(facts: HealthFacts) -> dict[str, Sequence[Bucket]]:
     return {name: buckets[at * MINUTES : (at + 1) * MINUTES] for at, name in enumerate(names)}
 
 
+def failures(buckets: Sequence[Bucket]) -> int:
+    """Return the number of attempts that failed, with those that are retried."""
+    return sum(bucket.failed + bucket.retried for bucket in buckets)
+
+
 def failing(buckets: Sequence[Bucket]) -> float:
     """Return the share of attempts that failed, with those that are retried."""
-    failed = sum(bucket.failed + bucket.retried for bucket in buckets)
+    failed = failures(buckets)
     ended = failed + sum(bucket.completed for bucket in buckets)
     return failed / ended if ended else 0.0
 
 
 def turning_point(buckets: Sequence[Bucket]) -> int:
     """Return the index from which attempts fail most clearly more often than before."""
-    ended = [bucket.completed + bucket.failed + bucket.retried for bucket in buckets]
-    failed = [bucket.failed + bucket.retried for bucket in buckets]
+    failed = [failures([bucket]) for bucket in buckets]
+    ended = [bucket.completed + count for bucket, count in zip(buckets, failed, strict=True)]
     best, point = 0.0, 0
-    ended_before = failed_before = 0
+    ended_before, ended_after = 0, sum(ended)
+    failed_before, failed_after = 0, sum(failed)
     for at in range(1, len(buckets)):
-        ended_before += ended[at - 1]
-        failed_before += failed[at - 1]
-        ended_after = sum(ended) - ended_before
+        ended_before, ended_after = ended_before + ended[at - 1], ended_after - ended[at - 1]
+        failed_before, failed_after = failed_before + failed[at - 1], failed_after - failed[at - 1]
         if not ended_before or not ended_after or not failed[at]:
             continue
-        rise = (sum(failed) - failed_before) / ended_after - failed_before / ended_before
+        rise = failed_after / ended_after - failed_before / ended_before
         weight = rise * sqrt(ended_before * ended_after)
         if weight > best:
             best, point = weight, at
@@ -181,21 +185,20 @@ def _failing(situation: Situation) -> Iterator[Finding]:
     found = []
     for name, buckets in situation.hour.items():
         recent = buckets[-RECENT:]
-        count = sum(bucket.failed + bucket.retried for bucket in recent)
-        if count < MIN_FAILURES or failing(recent) < NOTABLE:
+        if failures(recent) < MIN_FAILURES or failing(recent) < NOTABLE:
             continue
         point = turning_point(buckets)
         before, after = failing(buckets[:point]), failing(buckets[point:])
         if point and after >= max(NOTABLE, 2 * before):
-            count = sum(bucket.failed + bucket.retried for bucket in buckets[point:])
-            since = buckets[point].start
-            found.append(Evidence(name, size=count, since=since, share=after, before=before))
+            size, since = failures(buckets[point:]), buckets[point].start
+            found.append(Evidence(name, size=size, since=since, share=after, before=before))
         elif failing(buckets) >= STEADY:
-            bad = [bucket for bucket in buckets if bucket.failed + bucket.retried]
-            count = sum(bucket.failed + bucket.retried for bucket in bad)
+            first = next(bucket for bucket in buckets if failures([bucket]))
             # Of the first minute of all, nothing tells since when its attempts fail.
-            began = None if bad[0] is buckets[0] else bad[0].start
-            found.append(Evidence(name, size=count, since=began, share=failing(buckets), before=None))
+            began = None if first is buckets[0] else first.start
+            found.append(
+                Evidence(name, size=failures(buckets), since=began, share=failing(buckets), before=None)
+            )
     if found:
         found.sort(key=lambda one: -one.size)
         rates = [f"{one.queue!r} ({one.share:.0%})" for one in found]
@@ -352,21 +355,19 @@ def _paused(situation: Situation) -> Iterator[Finding]:
 
 def _versions(situation: Situation) -> Iterator[Finding]:
     """Find workers that run different versions of the project."""
-    newest: dict[str, WorkerInfo] = {}
-    for worker in situation.workers:
-        if worker.project and (known := newest.get(worker.project, worker)).started_at <= worker.started_at:
-            newest[worker.project] = known if known.started_at > worker.started_at else worker
-    if len(newest) > 1:
-        latest = max(newest.values(), key=lambda worker: worker.started_at)
+    known = sorted((one for one in situation.workers if one.project), key=lambda one: one.started_at)
+    versions = {worker.project for worker in known}
+    if len(versions) > 1:
+        latest = known[-1]
         found = tuple(
             Evidence(worker=worker.id, since=latest.started_at, text=worker.project)
-            for worker in sorted(situation.workers, key=lambda one: one.started_at)
-            if worker.project and worker.project != latest.project
+            for worker in known
+            if worker.project != latest.project
         )
         yield Finding(
             "problem.versions",
             "warning",
-            f"workers run different versions of the project: {', '.join(sorted(newest))}",
+            f"workers run different versions of the project: {', '.join(sorted(versions))}",
             "Unless a deployment is in progress, restart the workers that it has left out.",
             found,
         )

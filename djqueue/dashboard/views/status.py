@@ -175,11 +175,9 @@ def _facts(site: DashboardSite, board: boards.Board, hour: Sequence[Bucket], wor
 def _overdue() -> list[tuple[CronJob, str]]:
     """Return the overdue schedules, each with its queue."""
 
-    def read() -> list[tuple[CronJob, str]]:
-        rows = cronjobs.overdue(alias_of(CronJob), SYSTEM_CLOCK.now())
-        return [(row, cronjobs.queue_of(row)) for row in rows]
-
-    return read_cache.read("overdue", read, fresh=OVERDUE_TTL).value
+    return read_cache.read(
+        "overdue", lambda: cronjobs.overdue(alias_of(CronJob), SYSTEM_CLOCK.now()), fresh=OVERDUE_TTL
+    ).value
 
 
 def _dead_letters(request: HttpRequest, board: boards.Board) -> DeadLetterSample | None:

@@ -39,8 +39,8 @@ DURATIONS = frozenset(
         "poll",
         "shutdown_timeout",
         "stuck_timeout",
+        "timeout",
     }
-    | {"timeout"}
 )
 """Names of settings in milliseconds."""
 OF_QUEUES = ("queues", "limiters")

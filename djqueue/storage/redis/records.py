@@ -236,7 +236,7 @@ def plain_reply(data: bytes, outcomes: int) -> tuple[bytes, bytes, int, int, int
     at = 1 + TWO.size
     if data[:1] == b"a":
         return b"again", b"1" * outcomes, token, -1, 0, data[at:], now
-    claims = []
+    claims: list[bytes] = []
     while at < len(data):
         id_size, size = TWO_SIZES.unpack_from(data, at)
         at += TWO_SIZES.size

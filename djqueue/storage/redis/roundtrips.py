@@ -197,7 +197,7 @@ class Roundtrips:
     def _report_incidents(self, calls: list[ScriptCall | RedisCommand], answers: list[Any]) -> None:
         """Report the incidents that scripts add to their replies."""
         for call, answer in zip(calls, answers, strict=True):
-            if type(answer) is list and len(answer) > 2 and _has_sequence(call):
+            if type(call) is ScriptCall and call.sequence and type(answer) is list and len(answer) > 2:
                 self._report([incident(call.queue.queue, found) for found in answer.pop()])
 
     def _answers(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:

@@ -11,9 +11,9 @@ from djqueue import Discard, Queue, Retry, Snooze, UnrecoverableError, job
 from djqueue.client.storages import get_storage
 from djqueue.contrib import otel
 from djqueue.testing.draining import drain
-from tests.everywhere.conftest import _own_registry, storage, tables  # noqa: F401 - fixtures
+from tests.everywhere.conftest import _own_registry, storage  # noqa: F401 - fixtures
 
-pytestmark = [pytest.mark.django_db(transaction=True, available_apps=[]), pytest.mark.database]
+pytestmark = pytest.mark.usefixtures("tables")
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from djqueue.client import registry
 from djqueue.client.declarations import declared
 from djqueue.client.storages import close_storage, get_storage
 from djqueue.storage.base import Storage
-from tests.operations.conftest import tables  # noqa: F401 - the fixture
 
 HERE = Path(__file__).parent
 
@@ -23,8 +22,6 @@ DIALECT = {"test_edge_values", "test_enqueue_on_commit", "test_snapshots", "test
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
-            item.add_marker(pytest.mark.database)
             params = item.callspec.params if hasattr(item, "callspec") else {}
             if item.path.stem in CLIENT_SIDE and params.get("storage") in ("memory", "redis"):
                 item.add_marker(pytest.mark.thorough)
@@ -33,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(params=["memory", "database", "redis"])
-def storage(request: pytest.FixtureRequest, tables: None, settings: Any) -> Iterator[Storage]:  # noqa: F811
+def storage(request: pytest.FixtureRequest, tables: None, settings: Any) -> Iterator[Storage]:
     """The storage of this process, as the settings name it."""
     options: dict[str, Any] = {}
     if request.param == "redis":
@@ -47,6 +44,11 @@ def storage(request: pytest.FixtureRequest, tables: None, settings: Any) -> Iter
     made.connect()
     yield made
     close_storage()
+
+
+@pytest.fixture(autouse=True)
+def _tables(tables: None) -> None:
+    """Every test may use the database."""
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,6 @@ from djqueue.testing.factories import (
     items_of,
     job,
 )
-from tests.operations.conftest import tables  # noqa: F401 - the fixture
 from tests.support import PATIENCE
 
 STORAGES = ("memory", "database", "redis")
@@ -43,7 +42,7 @@ TWO_STORAGES = [
 
 
 @pytest.fixture
-def make(request: pytest.FixtureRequest, tables: None) -> Iterator[Any]:  # noqa: F811
+def make(request: pytest.FixtureRequest, tables: None) -> Iterator[Any]:
     """Makes a storage, empty and ready."""
     with ExitStack() as stack:
 

@@ -24,19 +24,18 @@ from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 from djqueue.testing import factories as f
 from djqueue.testing.draining import drain
-from tests.operations.conftest import tables  # noqa: F401 - the fixture
 from tests.support import eventually
 
 BACKENDS = ("memory.MemoryStorage", "database.DatabaseStorage", "redis.RedisStorage")
 EMAILS = "emails"
 
-pytestmark = [pytest.mark.django_db(transaction=True, available_apps=[]), pytest.mark.database]
+pytestmark = pytest.mark.usefixtures("tables")
 
 
 @pytest.fixture(params=BACKENDS, ids=lambda name: name.partition(".")[0])
 def storage(
     request: pytest.FixtureRequest,
-    tables: None,  # noqa: F811
+    tables: None,
     settings: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Storage]:
@@ -372,7 +371,7 @@ def test_every_verb_accepts_the_json_option(storage: Storage) -> None:
 
 
 def test_unusable_database_is_reported_in_one_sentence(
-    tables: None,  # noqa: F811
+    tables: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def check(*_: Any, **__: Any) -> None:

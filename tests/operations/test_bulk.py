@@ -505,9 +505,10 @@ def test_row_of_an_older_version_has_no_tag():
     assert Selection.from_json(stored) == Selection(("emails",), state="waiting")
 
 
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", [OperationalError, InterfaceError])
 def test_unavailable_database_is_an_outage_not_a_failure(
-    tables: None, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     look = bulking(MemoryStorage())
     look()

@@ -4,7 +4,7 @@ import pytest
 
 from djqueue.contrib.metrics.views import TOKEN_VARIABLE
 from tests.contrib.metrics.scraping import TOKEN
-from tests.everywhere.conftest import _own_registry, storage, tables  # noqa: F401 - fixtures
+from tests.everywhere.conftest import _own_registry, storage  # noqa: F401 - fixtures
 
 
 @pytest.fixture

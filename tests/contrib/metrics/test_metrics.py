@@ -19,7 +19,7 @@ from djqueue.testing.draining import drain
 
 from .scraping import OPENMETRICS, scrape
 
-pytestmark = [pytest.mark.django_db(transaction=True, available_apps=[]), pytest.mark.database]
+pytestmark = pytest.mark.usefixtures("tables")
 QUEUE = factories.QUEUE
 
 

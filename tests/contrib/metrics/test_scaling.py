@@ -162,8 +162,7 @@ def test_only_running_workers_of_the_selected_queues_are_counted():
     assert (found.running, found.slots_per_worker, found.workers) == (1, 2, 2)
 
 
-@pytest.mark.django_db(transaction=True, available_apps=[])
-@pytest.mark.database
+@pytest.mark.usefixtures("tables")
 def test_scaling_url_returns_the_numbers_of_all_queues_or_one_queue(monitored):
     factories.enqueue_many(monitored, 100)
     factories.enqueue(monitored, queue="emails")

@@ -13,7 +13,7 @@ pytest.importorskip("djqueue.contrib.tasks", exc_type=ImproperlyConfigured)
 
 from djqueue.contrib.tasks.backend import registered_tasks
 from djqueue.contrib.tasks.compat import task_backends
-from tests.everywhere.conftest import storage, tables  # noqa: F401 - fixtures
+from tests.everywhere.conftest import storage  # noqa: F401 - fixtures
 
 BACKEND = "djqueue.contrib.tasks.DjqueueBackend"
 

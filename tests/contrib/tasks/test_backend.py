@@ -25,7 +25,7 @@ from tests.support import PATIENCE, eventually
 
 from . import sample
 
-pytestmark = [pytest.mark.django_db(transaction=True, available_apps=[]), pytest.mark.database]
+pytestmark = pytest.mark.usefixtures("tables")
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """Jobs for the tests of processes: a template imports this module, as it would an app's."""
 
+import _thread
 import asyncio
 import ctypes
 import decimal
@@ -339,6 +340,12 @@ def writes_much(path):
 def sleeps(seconds):
     time.sleep(seconds)
     return "slept"
+
+
+@job(executor="isolated", max_attempts=1, limits={"grace": 0.2})
+def sleeps_while_no_thread_starts(seconds):
+    _thread.start_new_thread = lambda *_: 0
+    return sleeps(seconds)
 
 
 @job(executor="isolated", max_attempts=1, limits={"grace": 0.2})

@@ -184,7 +184,7 @@ async def test_repeated_crashes_use_up_the_attempts_and_fail_the_job(site):
 # Timeouts and stopping.
 
 
-@pytest.mark.parametrize("job_type", [jobs.sleeps, jobs.asleeps], ids=str)
+@pytest.mark.parametrize("job_type", [jobs.sleeps, jobs.sleeps_while_no_thread_starts, jobs.asleeps], ids=str)
 async def test_isolated_job_is_interrupted_at_its_timeout(site, job_type):
     reason, kind, message = await site.failure(job_type, 60, timeout=0.2)
 

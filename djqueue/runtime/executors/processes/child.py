@@ -340,6 +340,7 @@ class JobServer:
             return self._execution.completed(run, value)
         except BaseException as error:
             # A handler's SystemExit or KeyboardInterrupt ends its job, not the process.
+            run.ask_to_stop(self._stop)  # the thread that does so may not have run yet
             return self._execution.failed(run, error)
 
     def _call(self, run: Run) -> Any:

@@ -44,6 +44,7 @@ class DjqueueConfig(AppConfig):
         makers["schedules"] = _schedules
         makers["bulk operations"] = _bulk_operations
         makers["errors"] = _errors
+        makers["alerts"] = _alerts
 
         given = getattr(settings, "DJQUEUE", {})
         if not _may_define_jobs(given):
@@ -142,6 +143,12 @@ def _errors(storage: "Storage") -> "Callable[[], None]":
     from djqueue.operations.errorgroups import recording
 
     return recording(storage)
+
+
+def _alerts(storage: "Storage") -> "Callable[[], None]":
+    from djqueue.operations.alerts import alerting
+
+    return alerting(storage)
 
 
 def _check(name: str) -> Callable[..., list[checks.CheckMessage]]:

@@ -104,6 +104,7 @@ HINTS = {
     "HEALTH": "For example {'MAX_WAIT': 120, 'TIMEOUT': 1}.",
     "BACKUP": "For example {'EVERY': 21_600, 'KEEP': 12}, or None to take no backups in runworkers.",
     "MONITORING": "For example {'TOKEN_FILE': '/run/secrets/djqueue-token'}.",
+    "ALERTS": "For example {'MAIL': ['ops@example.com'], 'AFTER': 60}.",
 }
 FROM_SETTINGS = frozenset({"clock", "limiters", "metrics", "policies", "random"})
 """Parameters of storages that come from other settings or from tests, not from OPTIONS."""

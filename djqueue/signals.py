@@ -32,6 +32,10 @@ job_cancelled = Signal()
 job_stalled = Signal()
 schedule_fired = Signal()
 
+problem = Signal()
+"""Sent when problems of a storage begin, and when they are over: see the setting ALERTS. Arguments: `id`,
+`text`, `hint`, `is_over` and `objects`, a tuple of `djqueue.core.overview.Evidence`."""
+
 dashboard_action = Signal()
 """Sent for each action in the dashboard, performed or refused. Argument: `event`, its `AuditEvent`."""
 

@@ -23,12 +23,20 @@ if TYPE_CHECKING:
         read_settings,
         unknown_limiters,
     )
-    from .values import BackupSettings, DashboardSettings, HealthSettings, MonitoringSettings, Settings
+    from .values import (
+        AlertSettings,
+        BackupSettings,
+        DashboardSettings,
+        HealthSettings,
+        MonitoringSettings,
+        Settings,
+    )
 
 __all__ = [
     "RATE_UNITS",
     "READERS",
     "TOKEN_FORM",
+    "AlertSettings",
     "BackupSettings",
     "DashboardSettings",
     "HealthSettings",
@@ -45,7 +53,10 @@ __all__ = [
 ]
 
 VALUES = frozenset(
-    {"BackupSettings", "DashboardSettings", "HealthSettings", "MonitoringSettings", "Settings"}
+    {
+        *("AlertSettings", "BackupSettings", "DashboardSettings", "HealthSettings", "MonitoringSettings"),
+        "Settings",
+    }
 )
 """Names that are in `values`; the others are in `readers`."""
 

@@ -31,7 +31,9 @@ from djqueue.core.suggest import nearest
 from djqueue.core.units import milliseconds, parse_size, positive_milliseconds
 
 from .values import (
+    ALERT_RULES,
     DEFAULT_POLICY,
+    AlertSettings,
     BackupSettings,
     DashboardSettings,
     HealthSettings,
@@ -224,6 +226,30 @@ def _monitoring(key: str, value: Any) -> dict[str, Any]:
     public = _flag(given.get("PUBLIC", False), "PUBLIC ")
     file = None if path is None else str(fspath(path))
     return {key.lower(): MonitoringSettings(token=token, token_file=file, public=public)}
+
+
+def _alerts(key: str, value: Any) -> dict[str, Any]:
+    given = _mapping(value, {"MAIL", "WEBHOOK", "RULES", "AFTER"})
+    fields: dict[str, Any] = {}
+    mail = given.get("MAIL", ())
+    if not isinstance(mail, (list, tuple)) or not all(isinstance(one, str) and "@" in one for one in mail):
+        raise ConfigurationError(
+            f"MAIL must be a list of addresses such as ['ops@example.com']; got {mail!r}"
+        )
+    fields["mail"] = tuple(mail)
+    webhook = given.get("WEBHOOK")
+    if webhook is not None:
+        if not isinstance(webhook, str) or not webhook.startswith(("https://", "http://")):
+            # The message must not show it.
+            raise ConfigurationError(f"WEBHOOK must be an http or https URL; got {kind_of(webhook)}")
+        fields["webhook"] = webhook
+    rules = given.get("RULES", ALERT_RULES)
+    if not isinstance(rules, (list, tuple)):
+        raise ConfigurationError(f"RULES must be a list; got {rules!r}")
+    fields["rules"] = tuple(_one_of(rule, ALERT_RULES, "RULES") for rule in rules)
+    if "AFTER" in given:
+        fields["after"] = milliseconds("AFTER", given["AFTER"])
+    return {key.lower(): AlertSettings(**fields)}
 
 
 def _limiters(_key: str, value: Any) -> dict[str, Any]:
@@ -525,4 +551,5 @@ READERS = {
     "HEALTH": _health,
     "BACKUP": _backup,
     "MONITORING": _monitoring,
+    "ALERTS": _alerts,
 }

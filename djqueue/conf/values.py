@@ -10,6 +10,8 @@ from djqueue.core.metrics import DEFAULT_TIERS, Tiers
 from djqueue.core.options import MSGPACK, EnqueueOptions
 from djqueue.core.policies import LimiterPolicy, QueuePolicy
 
+ALERT_RULES = ("new_error", "late", "no_worker", "missed_schedule", "lost_worker")
+"""Kinds of problems that can be announced."""
 DEFAULT_POLICY = QueuePolicy()
 
 
@@ -86,6 +88,20 @@ class MonitoringSettings:
     """Whether the URLs need no token."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AlertSettings:
+    """The values of `settings.DJQUEUE["ALERTS"]`: who gets a message when problems begin and end."""
+
+    mail: tuple[str, ...] = ()
+    """Addresses that get a mail."""
+    webhook: str | None = field(default=None, repr=False)
+    """URL that gets a JSON document. It may be a secret."""
+    rules: tuple[str, ...] = ALERT_RULES
+    """Kinds of problems that are announced."""
+    after: int = 60_000
+    """Milliseconds for which a problem must last before it is announced."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Settings:
     """The values of `settings.DJQUEUE`, converted."""
@@ -149,6 +165,7 @@ class Settings:
     health: HealthSettings = field(default_factory=HealthSettings)
     backup: BackupSettings = field(default_factory=BackupSettings)
     monitoring: MonitoringSettings = field(default_factory=MonitoringSettings)
+    alerts: AlertSettings = field(default_factory=AlertSettings)
 
     def policy(self, queue: str) -> QueuePolicy:
         """Return the configuration of a queue."""

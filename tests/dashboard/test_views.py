@@ -17,6 +17,7 @@ from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.views import history
 from djqueue.models import AuditEvent, BulkKind, BulkOperation, BulkState, OutboxJob
 from djqueue.operations import bulk
+from djqueue.operations.alerts import BEGAN, OVER
 from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.memory import MemoryStorage
 from tests.admin.factories import make_job
@@ -255,7 +256,8 @@ def told(response):
 
 
 def test_every_action_has_a_label_in_list_and_filter(client, memory):
-    assert set(history.ACTION_LABELS) == {page.name for page in PAGES if page.method == "POST"}
+    by_pages = {page.name for page in PAGES if page.method == "POST"}
+    assert set(history.ACTION_LABELS) == {*by_pages, BEGAN, OVER}
     AuditEvent.objects.create(at=to_datetime(1), user="ann", action="errors_begin")
     AuditEvent.objects.create(at=to_datetime(2), user="ann", action="of_a_version_to_come")
     html = shown(client, "history", action="of_a_version_to_come").content.decode()

@@ -98,8 +98,19 @@ class ErrorRow:
     group: ErrorGroup
     state: str
     """One of `STATES`."""
-    days: list[int]
-    """Failed attempts per day, oldest day first."""
+    at: int
+    """UTC milliseconds."""
+
+    @property
+    def days(self) -> list[int]:
+        """Failed attempts per day, oldest day first."""
+        hours = errorgroups.hours_until(self.group, self.at, DAYS * 24)
+        return [sum(hours[at : at + 24]) for at in range(0, len(hours), 24)]
+
+    @property
+    def today(self) -> int:
+        """Failed attempts of the last 24 hours."""
+        return sum(errorgroups.hours_until(self.group, self.at, 24))
 
     @property
     def fingerprints(self) -> str:
@@ -245,12 +256,16 @@ def sample_dead_letters(storage: Storage, names: Sequence[str], at: int, limit: 
 
 
 def error_rows(
-    request: HttpRequest, queue: str = "", query: Mapping[str, str] | None = None
+    request: HttpRequest,
+    queue: str = "",
+    query: Mapping[str, str] | None = None,
+    fresh: int = DEAD_LETTERS_FRESH,
 ) -> list[ErrorRow]:
     """Return the groups of a queue, or of all queues that the user can see, those seen last first.
 
     Args:
         query: Filters as in a query string.
+        fresh: Milliseconds before they are read again.
     """
     names = tuple(one.name for one in boards.board(request).value.lines if queue in ("", one.name))
     wanted = query or {}
@@ -262,7 +277,7 @@ def error_rows(
 
     return [
         row_of(group, now)
-        for group in read_cache.read(("error groups", *names), read, fresh=DEAD_LETTERS_FRESH).value
+        for group in read_cache.read(("error groups", *names), read, fresh=fresh).value
         if wanted.get("name", group.name) == group.name
         and ("error_type" not in wanted or is_of_type(group.error_type, wanted["error_type"]))
         and (not marks or not marks.isdisjoint(group.fingerprints))
@@ -271,9 +286,7 @@ def error_rows(
 
 def row_of(group: ErrorGroup, now: int) -> ErrorRow:
     """Return a group as pages show it."""
-    hours = errorgroups.hours_until(group, now, DAYS * 24)
-    days = [sum(hours[at : at + 24]) for at in range(0, len(hours), 24)]
-    return ErrorRow(group, errorgroups.state_of(group, now), days)
+    return ErrorRow(group, errorgroups.state_of(group, now), now)
 
 
 def error_line(group: ErrorGroup) -> str:

@@ -46,6 +46,8 @@ ACTION_LABELS = {
     "errors_begin": gettext_lazy("Retry or delete matching dead letters"),
     "errors_retry": gettext_lazy("Retry selected dead letters"),
     "errors_delete": gettext_lazy("Delete selected dead letters"),
+    "problem": gettext_lazy("Problem began"),
+    "problem_over": gettext_lazy("Problem over"),
     "error_resolve": gettext_lazy("Resolve error"),
     "error_ignore": gettext_lazy("Ignore error"),
     "error_reopen": gettext_lazy("Reopen error"),

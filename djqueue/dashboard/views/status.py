@@ -186,8 +186,8 @@ def _read_errors() -> list[ErrorGroup]:
 
 def _top_errors(request: HttpRequest) -> list[errors.ErrorRow]:
     """Return the open errors with most failed attempts in a day."""
-    rows = [row for row in errors.error_rows(request) if row.is_open and row.days[-1]]
-    return sorted(rows, key=lambda row: -row.days[-1])[:WORST]
+    rows = [row for row in errors.error_rows(request, fresh=SLOW_READ_TTL) if row.is_open and row.today]
+    return sorted(rows, key=lambda row: -row.today)[:WORST]
 
 
 def _minutes(worst: list[boards.QueueRow]) -> list[Minute]:

@@ -226,6 +226,7 @@ UNTOUCHED = {
     "djqueue_backup_state",
     "djqueue_bulk_operation",
     "djqueue_dashboard",
+    "djqueue_error_group",
     "djqueue_event",
     "djqueue_metric_bucket",
     "djqueue_observed",

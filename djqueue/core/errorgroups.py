@@ -30,7 +30,7 @@ MAX_PENDING = 1_000
 
 
 class ErrorKey(NamedTuple):
-    """What the failed attempts of one sighting have in common."""
+    """Values that the failed attempts of one sighting have in common."""
 
     queue: str
     name: str

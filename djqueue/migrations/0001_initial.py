@@ -588,7 +588,7 @@ class Migration(migrations.Migration):
                 ('hours', models.JSONField(default=dict, editable=False, help_text='Attempts of each hour since 1970.')),
                 ('resolved_at', djqueue.fields.MillisecondsField(blank=True, null=True, verbose_name='resolved')),
                 ('resolved_in', models.CharField(blank=True, default='', max_length=255)),
-                ('known_versions', models.JSONField(default=list, editable=False, help_text='Versions before it was resolved.')),
+                ('known_versions', models.JSONField(default=list, editable=False, help_text='Versions before the resolution.')),
                 ('ignored_until', djqueue.fields.MillisecondsField(blank=True, null=True, verbose_name='ignored until')),
                 ('came_back_at', djqueue.fields.MillisecondsField(blank=True, null=True, verbose_name='came back')),
                 ('revision', models.BigIntegerField(default=0, editable=False, help_text='Incremented by each change.')),

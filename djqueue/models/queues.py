@@ -137,7 +137,9 @@ class ErrorGroup(models.Model):
     hours = models.JSONField(default=dict, editable=False, help_text="Attempts of each hour since 1970.")
     resolved_at = MillisecondsField(_("resolved"), null=True, blank=True)
     resolved_in = models.CharField(max_length=NAME_LENGTH, blank=True, default="")
-    known_versions = models.JSONField(default=list, editable=False, help_text="Versions before it was resolved.")
+    known_versions = models.JSONField(
+        default=list, editable=False, help_text="Versions before the resolution."
+    )
     ignored_until = MillisecondsField(_("ignored until"), null=True, blank=True)
     came_back_at = MillisecondsField(_("came back"), null=True, blank=True)
     revision = models.BigIntegerField(default=0, editable=False, help_text="Incremented by each change.")

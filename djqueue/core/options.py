@@ -110,6 +110,11 @@ class JobOptions:
         if self.result_ttl is not None:
             object.__setattr__(self, "kept", max(self.result_ttl, self.retention or 0))
 
+    def refused(self, error: Exception) -> "JobOptions":
+        """Return the options with which a job becomes a dead letter because of this error."""
+        rejected = (f"{type(error).__module__}.{type(error).__qualname__}", str(error))
+        return replace(self, rejected=rejected, depends_on=(), unique_key=None, unique_ttl=None)
+
     def as_dict(self) -> dict[str, Any]:
         """Return the options that differ from their defaults, as plain values."""
         plain = {}

@@ -38,6 +38,7 @@ from djqueue.runtime import Worker
 from djqueue.runtime.console import NO_HANDLERS, banner, findings, summary, visible_logs
 from djqueue.runtime.context import new_worker_id
 from djqueue.runtime.events import RunEvents
+from djqueue.runtime.executors.connections import release_pooled
 from djqueue.runtime.executors.sandbox import SandboxUnavailableError
 from djqueue.runtime.exits import CONFIG, FAILED, FINISHED, MISUSED, RECYCLED, REFUSED, let_forks_end
 from djqueue.runtime.leases import LeaseKeeper, can_keep
@@ -260,6 +261,7 @@ class WorkerRunner:
         storage.connect()
         declare_now(storage)
         annotate_version(storage)
+        release_pooled()  # This thread only waits from now on.
 
     def _serve(self, worker: Worker) -> None:
         if self._options["verbosity"]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import groupby
+from logging import WARNING
 from threading import Event
 from typing import Any
 
@@ -12,10 +13,10 @@ from django.db.models import QuerySet
 
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadlines import GrowingPause
-from djqueue.core.errors import DjqueueError
+from djqueue.core.errors import DjqueueError, OptionError, StorageUnavailableError
 from djqueue.core.job import Batch
 from djqueue.core.logs import Log
-from djqueue.core.messages import in_one_line
+from djqueue.core.messages import ThrottledLog, in_one_line
 from djqueue.core.options import JobKey
 from djqueue.core.threads import beside
 from djqueue.core.units import to_milliseconds
@@ -33,6 +34,8 @@ IDLE_INTERVAL = 0.5
 """Seconds between two reads of an empty table."""
 FIRST_RETRY, LAST_RETRY = 0.5, 5.0
 """Seconds before the next attempt after an error: first and longest wait, with doubling."""
+LOGGED = 60.0
+"""Seconds between two lines about a queue that takes no jobs."""
 MAX_CATCH_UP = 5_000
 """Maximum milliseconds for catching up."""
 STOP_TIMEOUT = 5.0
@@ -56,18 +59,22 @@ class Relay:
             on_outbox(self._woken.set)
         self._alias = alias
         self._clock = clock
+        self._log = ThrottledLog(logger, LOGGED)
+        self._refusing: set[str] = set()
+        """Queues that have just refused jobs, so that those of others come first."""
 
     def relay_once(self) -> int:
-        """Send up to `ROWS_PER_READ` jobs, oldest first; return the number of finished rows.
+        """Send up to `ROWS_PER_READ` jobs, oldest first; return their number.
 
-        Raises StorageError and the database's errors.
+        Raises StorageUnavailableError and the database's errors.
         """
-        if not self._rows().exists():
+        if not self._rows().exclude(queue__in=list(self._refusing)).exists():
+            self._refusing.clear()
             return 0
         with self._transaction():
-            rows = list(self._locked().order_by("id")[:ROWS_PER_READ])
-            self._send(rows)
-            self._rows().filter(id__in=[row.id for row in rows]).delete()
+            rows = list(self._locked().exclude(queue__in=list(self._refusing)).order_by("id")[:ROWS_PER_READ])
+            sent = self._send(rows)
+            self._rows().filter(id__in=[row.id for row in sent]).delete()
         return len(rows)
 
     def _transaction(self) -> AbstractContextManager[Any]:
@@ -84,7 +91,37 @@ class Relay:
     def _rows(self) -> "QuerySet[OutboxJob]":
         return OutboxJob.objects.using(self._alias)
 
-    def _send(self, rows: Sequence[OutboxJob]) -> None:
+    def _send(self, rows: Sequence[OutboxJob]) -> Sequence[OutboxJob]:
+        """Send jobs; return those that are done.
+
+        Those of a queue that is full or wrongly set up stay in the table, without keeping others waiting. A
+        job that breaks the rules of its queue becomes a dead letter.
+        """
+        try:
+            self._send_new(rows)
+        except StorageUnavailableError:
+            raise
+        except DjqueueError as error:
+            queues: dict[str, list[OutboxJob]] = {}
+            for row in rows:
+                queues.setdefault(row.queue, []).append(row)
+            if len(queues) > 1:
+                return [row for some in queues.values() for row in self._send(some)]
+            if not isinstance(error, OptionError):
+                self._refusing.update(queues)
+                self._log.log(
+                    WARNING, min(queues), "Jobs stay in the outbox, retrying: %s", in_one_line(error)
+                )
+                return ()
+            if len(rows) > 1:
+                return [*self._send(rows[: len(rows) // 2]), *self._send(rows[len(rows) // 2 :])]
+            text = "Job %s of queue %r in the outbox was refused, and is a dead letter: %s"
+            logger.error(text, rows[0].job_id, rows[0].queue, in_one_line(error))
+            batch = self._batch(rows)
+            self._enqueue([batch._replace(options=batch.options.refused(error))])
+        return rows
+
+    def _send_new(self, rows: Sequence[OutboxJob]) -> None:
         known = self._known(row for row in rows if row.fresh)
         # A job with a generated id is only known to the storage if it was sent before. Even if it has failed
         # since, it must not be enqueued again.

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from djqueue.conf import has_django
 from djqueue.core.threads import start_daemon
 
-from .executors.connections import close_connections
+from .executors.connections import close_connections, release_pooled
 from .owntasks import all_tasks, hidden, hide_tasks_on
 
 T = TypeVar("T")
@@ -104,6 +104,8 @@ class Periodic:
                 if self._stopped:
                     break
                 self._action()
+                if has_django():
+                    release_pooled()
             if self._last is not None:
                 self._last()
         finally:

@@ -80,3 +80,25 @@ def test_threads_are_started_in_one_place() -> None:
     }
 
     assert {path for path in found if not path.startswith("testing/")} == {"core/threads.py"}
+
+
+class PooledConnection:
+    """A connection of the thread that called an action, which a pool of Django has lent."""
+
+    def __init__(self, closed: threading.Event) -> None:
+        self.settings_dict = {"OPTIONS": {"pool": True}}
+        self.close = closed.set
+
+
+def test_thread_of_periodic_calls_returns_its_connection_to_a_pool_after_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    closed = threading.Event()
+    pooled = [PooledConnection(closed)]
+    monkeypatch.setattr("django.db.connections.all", lambda **_: pooled)
+    periodic = Periodic("test", lambda: 0.01, lambda: None)
+    periodic.start()
+
+    assert closed.wait(PATIENCE)
+    periodic.stop()
+    periodic.join(PATIENCE)

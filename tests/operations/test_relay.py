@@ -452,6 +452,25 @@ def test_concurrent_relays_enqueue_each_job_once(storage, emails, clock):
     assert (rows(), sorted(run_all(storage))) == ([], list(range(300)))
 
 
+def test_queue_with_other_settings_keeps_no_other_job_in_the_outbox(make_storage, tables, caplog):
+    names = ("used", "emails")
+    queues = {name: {"OUTBOX": True} for name in names}
+    before = make_storage(policies=read_settings({"QUEUES": queues}).queues)
+    Queue("used", storage=before).enqueue(0)
+    with transaction.atomic():
+        for number in range(3):
+            for name in names:
+                Queue(name, storage=before).enqueue(number)
+    queues["used"]["KEY_MODE"] = "keyed"
+    storage = make_storage(policies=read_settings({"QUEUES": queues}).queues)
+
+    Relay(storage, "default").catch_up()
+
+    assert [row.queue for row in rows()] == ["used"] * 3
+    assert caplog.text.count("Jobs stay in the outbox, retrying: queue 'used': its stored KEY_MODE") == 1
+    assert storage.reads.counts("emails")[State.WAITING] == 3
+
+
 def test_relay_thread_survives_an_outage_and_logs_it_once(storage, emails, redis_server, caplog):
     caplog.set_level(logging.INFO, "djqueue.relay")
     with relaying(storage):

@@ -44,6 +44,13 @@ def clean_connections() -> None:
         )
 
 
+def release_pooled() -> None:
+    """Return this thread's connections to pools of Django, which may have fewer than there are threads."""
+    for connection in connections.all(initialized_only=True):
+        if connection.settings_dict["OPTIONS"].get("pool"):
+            connection.close()
+
+
 def close_connections() -> None:
     """Close all connections of this thread."""
     connections.close_all()

@@ -578,11 +578,7 @@ class SqlStaging(Staging):
         try:
             return self._enqueue([batch], size)
         except OptionError as error:
-            rejected = (f"{OptionError.__module__}.{OptionError.__qualname__}", str(error))
-            options = replace(
-                batch.options, rejected=rejected, depends_on=(), unique_key=None, unique_ttl=None
-            )
-            answers = self._enqueue([batch._replace(options=options)], size)
+            answers = self._enqueue([batch._replace(options=batch.options.refused(error))], size)
             return [one._replace(status="queued") if one.status == "rejected" else one for one in answers]
 
     def _enqueue(self, batches: Sequence[Batch], size: int) -> list[EnqueueResult]:

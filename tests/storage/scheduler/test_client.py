@@ -18,6 +18,7 @@ from djqueue.core.errors import (
     SchedulerRunningError,
     StorageUnavailableError,
 )
+from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.operations.relay import relay_of
 from djqueue.storage.scheduler import server
@@ -102,6 +103,18 @@ def test_jobs_of_a_transaction_exist_when_it_commits(client, scheduler):
     relay_of(scheduler).relay_once()
 
     assert [state(client, name) is not None for name in ("a", "b")] == [True, False]
+
+
+def test_job_that_the_scheduler_refuses_keeps_no_other_job_in_the_outbox(away, make_storage, caplog):
+    for number in range(3):
+        enqueue(away, id=f"job-{number}", concurrency_key=None if number == 1 else "k")
+
+    scheduler = make_storage(here=True, policies={QUEUE: QueuePolicy(key_mode="keyed")})
+    relay_of(scheduler).relay_once()
+
+    assert [state(scheduler, f"job-{number}") for number in range(3)] == ["waiting", "failed", "waiting"]
+    assert models.OutboxJob.objects.count() == 0
+    assert "Job job-1 of queue 'default' in the outbox was refused" in caplog.text
 
 
 def test_commit_wakes_the_relay(client, scheduler):

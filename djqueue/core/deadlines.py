@@ -64,6 +64,10 @@ def remaining(limit: float) -> float:
     return min(limit, max(0, deadline.left()) / 1_000)
 
 
+alone: ContextVar[bool] = ContextVar("djqueue_alone", default=False)
+"""True while nothing else runs on the event loop of the current call, which may then block for a moment."""
+
+
 class GrowingPause:
     """The pause before the next try, which doubles with each failure.
 

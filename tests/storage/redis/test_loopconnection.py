@@ -5,6 +5,8 @@ import asyncio
 import pytest
 import redis
 
+from djqueue.core.deadlines import alone
+from djqueue.storage.redis import exchange as exchanges
 from djqueue.storage.redis.connections import Connections
 from djqueue.storage.redis.exchange import Exchange
 from tests.proxies import SlowProxy
@@ -13,8 +15,32 @@ from tests.support import PATIENCE, aeventually
 TIMEOUT = 4
 
 
+@pytest.fixture(params=["with the loop", "alone"], autouse=True)
+def is_alone(request):
+    """Whether calls may block the loop for a moment, because nothing else runs on it."""
+    token = alone.set(request.param == "alone")
+    yield alone.get()
+    alone.reset(token)
+
+
 def exchange_at(url: str, timeout: float = 25.0) -> Exchange:
     return Exchange(Connections({"URL": url, "TIMEOUT": timeout}), timeout)
+
+
+def test_call_that_is_alone_is_answered_without_the_loop(redis_server, monkeypatch, is_alone):
+    monkeypatch.setattr(exchanges, "MOMENT", 10_000)
+
+    async def main() -> None:
+        exchange = exchange_at(redis_server.url)
+        await exchange.aask((b"PING",))
+        turns: list[int] = []
+        asyncio.get_running_loop().call_soon(turns.append, 1)
+
+        assert await exchange.aask((b"ECHO", b"now")) == b"now"
+
+        assert bool(turns) is not is_alone
+
+    asyncio.run(main())
 
 
 def test_many_requests_are_one_round_trip_with_replies_in_order(redis_server):
@@ -55,7 +81,7 @@ def test_late_reply_of_a_cancelled_request_is_discarded(redis_server):
     async def main() -> None:
         exchange = exchange_at(redis_server.url)
         await exchange.aask((b"PING",))
-        request = asyncio.ensure_future(exchange.aask((b"ECHO", b"first")))
+        request = asyncio.ensure_future(exchange.aask((b"BLPOP", b"nothing", 5)))
         await asyncio.sleep(0)
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)

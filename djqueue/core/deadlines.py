@@ -64,8 +64,18 @@ def remaining(limit: float) -> float:
     return min(limit, max(0, deadline.left()) / 1_000)
 
 
-alone: ContextVar[bool] = ContextVar("djqueue_alone", default=False)
-"""True while nothing else runs on the event loop of the current call, which may then block for a moment."""
+class Alone:
+    """Permission to block the event loop for a moment, since nothing else runs on it."""
+
+    __slots__ = ("has_blocked",)
+
+    def __init__(self) -> None:
+        self.has_blocked = False
+        """Whether a call has used it instead of letting the loop go on."""
+
+
+alone: ContextVar[Alone | None] = ContextVar("djqueue_alone", default=None)
+"""The permission of the current call; None without one."""
 
 
 class GrowingPause:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import NamedTuple
 
-from djqueue.core.deadlines import GrowingPause, alone
+from djqueue.core.deadlines import Alone, GrowingPause, alone
 from djqueue.core.job import Claimed, ClaimRequest, Claims, Outcome
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
@@ -100,8 +100,8 @@ class ClaimLoop:
         """Whether each exchange waits for a reply of another process."""
         self._owns_loop = False
         """Whether nothing but this worker runs on its loop."""
-        self._may_block = False
-        """Whether the last exchange may have blocked the loop."""
+        self._alone = Alone()
+        """Given to exchanges while no handler runs."""
         self._share = -(-self._options.concurrency // self._max_in_flight)
         """Maximum of outcomes and of slots in one of several exchanges."""
         self._exchanges: set[asyncio.Task[None]] = set()
@@ -148,7 +148,7 @@ class ClaimLoop:
             if self._options.max_jobs is not None:
                 self._stop_at_max_jobs(self._options.max_jobs)
             is_ready = exchange is not None and self._runs.ended and not self._retry.length
-            has_waited = self._is_distant and not self._may_block
+            has_waited = self._is_distant and not self._alone.has_blocked
             if is_ready and (has_waited or monotonic() < burst_end):
                 # Waiting for a reply has let the loop's other tasks run, unless it has blocked the thread.
                 self._wake_event.clear_endings()
@@ -231,8 +231,9 @@ class ClaimLoop:
                 sent, locked = await self._flush_before(exchange)
             outcomes = [run.outcome for run in sent.ended if run.outcome is not None]
             # Blocking the loop for a moment takes less time than two of its iterations.
-            self._may_block = self._owns_loop and self._max_in_flight == 1 and not self._runs.executing
-            token = alone.set(self._may_block)
+            self._alone.has_blocked = False
+            is_alone = self._owns_loop and self._max_in_flight == 1 and not self._runs.executing
+            token = alone.set(self._alone if is_alone else None)
             try:
                 finished = await self._storage.afinish(outcomes, sent.request)
             finally:

@@ -83,7 +83,9 @@ class LoopConnection(asyncio.Protocol):
         self._count = count
         self._replies = []
         self._transport.write(packed)
-        if self._poll is not None and alone.get() and self._receive_now(self._poll):
+        permission, poll = alone.get(), self._poll
+        if permission is not None and poll is not None and self._receive_now(poll):
+            permission.has_blocked = True
             return self._replies
         future: asyncio.Future[list[Any]] = self._loop.create_future()
         self._future = future

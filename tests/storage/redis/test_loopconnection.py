@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import redis
 
-from djqueue.core.deadlines import alone
+from djqueue.core.deadlines import Alone, alone
 from djqueue.storage.redis import exchange as exchanges
 from djqueue.storage.redis.connections import Connections
 from djqueue.storage.redis.exchange import Exchange
@@ -18,8 +18,9 @@ TIMEOUT = 4
 @pytest.fixture(params=["with the loop", "alone"], autouse=True)
 def is_alone(request):
     """Whether calls may block the loop for a moment, because nothing else runs on it."""
-    token = alone.set(request.param == "alone")
-    yield alone.get()
+    is_alone = request.param == "alone"
+    token = alone.set(Alone() if is_alone else None)
+    yield is_alone
     alone.reset(token)
 
 
@@ -39,6 +40,8 @@ def test_call_that_is_alone_is_answered_without_the_loop(redis_server, monkeypat
         assert await exchange.aask((b"ECHO", b"now")) == b"now"
 
         assert bool(turns) is not is_alone
+        permission = alone.get()
+        assert permission is None or permission.has_blocked
 
     asyncio.run(main())
 

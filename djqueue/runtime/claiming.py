@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import NamedTuple
 
-from djqueue.core.deadlines import GrowingPause
+from djqueue.core.deadlines import Alone, GrowingPause, alone
 from djqueue.core.job import Claimed, ClaimRequest, Claims, Outcome
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
@@ -24,7 +24,7 @@ from .events import MAIN_OPERATION
 from .executors import Executor
 from .handlers import Handler, Style
 from .outcomes import release
-from .owntasks import hidden
+from .owntasks import hidden, runs_only_a_worker
 from .probation import Probation
 from .reports import Meter, Reports
 from .runs import AttemptCount, Run, Stop, lease_of
@@ -32,9 +32,9 @@ from .wakeevent import WakeOn
 from .watching import CancelWatch, Heartbeat
 
 BURST = 0.001
-"""Seconds for which exchanges with a storage that answers on this thread may follow each other before the
-loop's other tasks run. An iteration of the event loop takes as long as a short job. Measured without the
-loop's own clock, which does not advance during an iteration of uvloop."""
+"""Seconds for which exchanges that may block this thread may follow each other before the loop's other tasks
+run. An iteration of the event loop takes as long as a short job. Measured without the loop's own clock, which
+does not advance during an iteration of uvloop."""
 MIN_EXCHANGE_SLOTS = 25
 """Slots per exchange below which two exchanges at once cost more than they save."""
 POLL = 5.0
@@ -98,6 +98,10 @@ class ClaimLoop:
         self._max_in_flight = self._storage.capabilities.max_in_flight if has_slots else 1
         self._is_distant = self._storage.capabilities.max_in_flight > 1
         """Whether each exchange waits for a reply of another process."""
+        self._owns_loop = False
+        """Whether nothing but this worker runs on its loop."""
+        self._alone = Alone()
+        """Given to exchanges while no handler runs."""
         self._share = -(-self._options.concurrency // self._max_in_flight)
         """Maximum of outcomes and of slots in one of several exchanges."""
         self._exchanges: set[asyncio.Task[None]] = set()
@@ -133,6 +137,7 @@ class ClaimLoop:
     async def run(self) -> None:
         """Claim and report until the worker stops and every run has ended and is reported."""
         burst_end = 0.0
+        self._owns_loop = runs_only_a_worker(asyncio.get_running_loop())
         while not self._is_done():
             exchange = None
             if self._max_in_flight == 1:
@@ -143,8 +148,9 @@ class ClaimLoop:
             if self._options.max_jobs is not None:
                 self._stop_at_max_jobs(self._options.max_jobs)
             is_ready = exchange is not None and self._runs.ended and not self._retry.length
-            if is_ready and (self._is_distant or monotonic() < burst_end):
-                # Waiting for a reply has let the loop's other tasks run; an answer on this thread has not.
+            has_waited = self._is_distant and not self._alone.has_blocked
+            if is_ready and (has_waited or monotonic() < burst_end):
+                # Waiting for a reply has let the loop's other tasks run, unless it has blocked the thread.
                 self._wake_event.clear_endings()
             else:
                 await self._sleep()
@@ -224,7 +230,14 @@ class ClaimLoop:
                 # The last progress and items of a job must arrive before its outcome.
                 sent, locked = await self._flush_before(exchange)
             outcomes = [run.outcome for run in sent.ended if run.outcome is not None]
-            finished = await self._storage.afinish(outcomes, sent.request)
+            # Blocking the loop for a moment takes less time than two of its iterations.
+            self._alone.has_blocked = False
+            is_alone = self._owns_loop and self._max_in_flight == 1 and not self._runs.executing
+            token = alone.set(self._alone if is_alone else None)
+            try:
+                finished = await self._storage.afinish(outcomes, sent.request)
+            finally:
+                alone.reset(token)
         except Exception as error:
             self._retry.failed()
             self._events.storage_failed(MAIN_OPERATION, error)

@@ -335,6 +335,8 @@ class Claiming:
         answer = None
         if self._may_use_fast_script(queue, outcomes):
             answer = yield from self._call_fast(queue, outcomes, request, slots, names)
+            if type(answer) is QueueResult:
+                return answer
         if answer is None:
             keys, policy = self._keyspace.keys(queue), self._keyspace.policy(queue)
             worker = pack_text(request.worker) if request is not None else b""
@@ -358,7 +360,10 @@ class Claiming:
         slots: int,
         names: JobNames,
     ) -> Steps[Any]:
-        """Run the script for plain queues, or the fast one; None if neither suffices."""
+        """Run the script for plain queues, or the fast one, and return the result or a reply to be read.
+
+        Returns None if neither suffices.
+        """
         keys, policy = self._keyspace.keys(queue), self._keyspace.policy(queue)
         worker = pack(request.worker if request is not None else "")
         limits = _fast_limits(policy)
@@ -368,7 +373,10 @@ class Claiming:
             heading = [slots, policy.lease, NEW_BODY + worker, names.sized, *packed]
             [answer] = yield [ScriptCall(script("finish_and_claim_plain"), keys, heading, results)]
             if answer != b"f":
-                return 0, records.plain_reply(answer, len(outcomes))
+                status, flags, token, _, _, claims, now = reply = records.plain_reply(answer, len(outcomes))
+                if status == b"again":
+                    return 0, reply
+                return QueueResult(flags, records.claimed(queue, claims, token, policy.lease, now), None)
             self._plain[queue] = PLAIN_PAUSE
         heading = [len(outcomes), worker, slots, policy.lease, names.listed, limits, *packed]
         [answer] = yield [ScriptCall(script("finish_and_claim_fast"), keys, heading, results)]
@@ -406,8 +414,9 @@ class Claiming:
         if left:
             self._fast_pauses[queue] = left - 1
             return False
-        if any(outcome.kind != "complete" for outcome in outcomes):
-            return False
+        for outcome in outcomes:
+            if outcome.kind != "complete":
+                return False
         return len(outcomes) < 2 or len({outcome.id for outcome in outcomes}) == len(outcomes)
 
     def _claimed_again(self, keys: QueueKeys, ids: Sequence[bytes]) -> Steps[list[Any]]:

@@ -205,6 +205,13 @@ def pack_token(queue: str, token: int) -> bytes:
     return b""
 
 
+@lru_cache(maxsize=1024)
+def _name_and_options(heading: bytes) -> tuple[str, JobOptions]:
+    """Decode the part of a record from the flag to the options."""
+    job = Envelope(bytes(VARIED) + heading)
+    return job.name, job.options
+
+
 def claimed(queue: str, found: Sequence[Any], first: int, lease: int, now: int) -> list[Claimed]:
     """Decode claims from a reply of `finish_and_claim.lua` or its fast variant."""
     new = tuple.__new__
@@ -216,10 +223,11 @@ def claimed(queue: str, found: Sequence[Any], first: int, lease: int, now: int) 
         job_id, blob, counters = found[at : at + 3]
         # Jobs that are claimed together usually share name and options.
         if options is None or not blob.startswith(heading, VARIED):
-            job = Envelope(blob)
-            name, options = job.name, job.options
-            begin = len(blob) - len(job.payload)
+            at_size = HEAD.size + int.from_bytes(blob[HEAD.size - 2 : HEAD.size])
+            begin = at_size + SIZE.size
+            begin += int.from_bytes(blob[at_size:begin])
             heading = blob[VARIED:begin]
+            name, options = _name_and_options(heading)
         created_at = int.from_bytes(blob[NUMBER.size : VARIED])
         attempts, failures, stalls, run_at = unpack(counters) if counters else (1, 0, 0, 0)
         waited = now - (run_at if run_at > created_at else created_at)
@@ -316,10 +324,11 @@ def records(
             continue
         # Jobs that were enqueued together share name and options.
         if options is None or not blob.startswith(heading, VARIED):
-            job = Envelope(blob)
-            name, options = job.name, job.options
-            begin = len(blob) - len(job.payload)
+            at_size = HEAD.size + int.from_bytes(blob[HEAD.size - 2 : HEAD.size])
+            begin = at_size + SIZE.size
+            begin += int.from_bytes(blob[at_size:begin])
             heading = blob[VARIED:begin]
+            name, options = _name_and_options(heading)
         created_at = int.from_bytes(blob[NUMBER.size : VARIED])
         state, finished_at, expires, values = State.WAITING, 0, 0, NO_BODY
         if st is not None:

@@ -92,7 +92,7 @@ class RetryWindow:
     ) -> None:
         self._counts = counts
         self._until = time.monotonic() + timeout
-        self._pause = GrowingPause(FIRST_WAIT, LAST_WAIT)
+        self._pause: GrowingPause | None = None
         self._connections = connections
         self._breakers = breakers
         self._name = name
@@ -113,6 +113,7 @@ class RetryWindow:
             # Nothing listens there, and no other server takes over: the next call may try at once.
             self.succeeded()
             raise no_answer(error, self._connections) from error
+        self._pause = self._pause or GrowingPause(FIRST_WAIT, LAST_WAIT)
         wait = self._pause.failed()
         if time.monotonic() + wait > self._until:
             outage = no_answer(error, self._connections)

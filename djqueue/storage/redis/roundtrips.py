@@ -170,7 +170,10 @@ class Roundtrips:
             calls = next(steps)
             while True:
                 try:
-                    answers = await self._aanswers(calls)
+                    if len(calls) == 1:
+                        answers = [await self._aone(calls[0])]
+                    else:
+                        answers = await self._aanswers(calls)
                 except Exception as error:
                     calls = steps.throw(error)
                 else:
@@ -394,8 +397,7 @@ class Roundtrips:
         return answer
 
     async def _aanswers(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
-        if len(calls) == 1:
-            return [await self._aone(calls[0])]
+        """Make several calls."""
         if self._is_cluster and all(map(_only_reads, calls)):
             limit = asyncio.Semaphore(READS_IN_FLIGHT)
 
@@ -477,8 +479,10 @@ class Roundtrips:
 
     def _window(self, call: ScriptCall | RedisCommand) -> RetryWindow:
         """Begin a call. Raises StorageUnavailableError at once if its server is known to be unavailable."""
-        keys = _prefix_of(call)
-        name = self._server_of(keys)
+        keys = name = ""
+        if self._is_cluster:
+            keys = _prefix_of(call)
+            name = self._server_of(keys)
         breaker = self._breakers.get(name)
         if breaker is not None and not breaker.enter():
             outage = breaker.outage
@@ -542,7 +546,7 @@ class Roundtrips:
         return b"EVAL", script.text
 
     def _sequence(self, call: ScriptCall | RedisCommand) -> RequestSequence | None:
-        if not _has_sequence(call):
+        if type(call) is not ScriptCall or not call.sequence:
             return None
         try:
             sequence = self._sequences.pop()

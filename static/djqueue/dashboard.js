@@ -161,9 +161,11 @@
 
   let timeZone = words.djqZone || undefined;
   try { new Intl.DateTimeFormat(lang, { timeZone }); } catch (_) { timeZone = undefined; /* unnamed zone: use the browser's */ }
-  const COLOURS = ["--djq-accent", "--djq-good", "--error-fg", "--djq-fourth", "--djq-quiet"];
+  const COLOURS = ["--djq-accent", "--djq-good", "--djq-bad", "--djq-mark", "--djq-quiet"];
   const plots = new Map();
-  const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim() || "#888";
+  const probe = root.appendChild(document.createElement("span")); // resolves tokens, for a canvas knows none
+  probe.hidden = true;
+  const colour = (name) => { probe.style.color = `var(${name}, #888)`; return getComputedStyle(probe).color; };
   // The figure's own table: uPlot's legend is a table, too.
   const tableOf = (figure) => figure.querySelector("table.djq-table");
   const cells = (figure) => {
@@ -187,7 +189,7 @@
     const { ctx, bbox } = plot;
     const ratio = devicePixelRatio || 1;
     ctx.save();
-    ctx.strokeStyle = ctx.fillStyle = colour("--djq-fourth");
+    ctx.strokeStyle = ctx.fillStyle = colour("--djq-mark");
     ctx.lineWidth = ratio;
     ctx.font = `${11 * ratio}px sans-serif`;
     ctx.textBaseline = "top";

@@ -11,6 +11,13 @@ from djqueue.dashboard import flowcharts, rendering
 
 TICKS = 6
 """Labels of the axis."""
+SECOND, MINUTE, HOUR = 1_000, 60_000, 3_600_000
+STEPS = (
+    *(number * unit for unit in (1, 10, 100) for number in (1, 2, 5)),
+    *(number * unit for unit in (SECOND, MINUTE) for number in (1, 2, 5, 10, 15, 30)),
+    *(number * HOUR for number in (1, 2, 3, 6, 12, 24, 48, 120, 240)),
+)
+"""Milliseconds between labels."""
 MAX_ROWS = 60
 """Maximum rows of the timeline of a workflow."""
 
@@ -115,24 +122,26 @@ def of_workflow(
     for box in drawing.in_order():
         nodes = [node for at in box.nodes if (node := graph.nodes[at]).created_at]
         if nodes:
-            label, address = flowcharts.label_of(box, graph), url(nodes[0]) if len(nodes) == 1 else ""
+            label, address = (
+                flowcharts.label_of(box, graph).rpartition(".")[2],
+                url(nodes[0]) if len(nodes) == 1 else "",
+            )
             is_critical = any(node.key in keys for node in nodes)
             rows.append(
                 (_began(graph, box), is_critical, label, address, _spans(graph, before, box, axis, now))
             )
-    rows.sort(key=lambda row: (row[0], row[2]))
+    rows.sort(key=lambda row: (not row[4], row[0], row[2]))
     left_out = max(0, len(rows) - MAX_ROWS)
     if left_out:
-        rows = sorted(sorted(rows, key=lambda row: not row[1])[:MAX_ROWS], key=lambda row: row[0])
+        rows = sorted(
+            sorted(rows, key=lambda row: not row[1])[:MAX_ROWS], key=lambda row: (not row[4], row[0])
+        )
     timeline = Timeline(
         [
             TimelineRow(label, address, spans, "", is_critical)
             for _, is_critical, label, address, spans in rows
         ],
-        [
-            (f"{at * 100 / TICKS:.2f}%", rendering.duration((end - start) * at / TICKS) if at else "0")
-            for at in range(TICKS)
-        ],
+        [(axis.place(start + at), rendering.duration(at) if at else "0") for at in _nice(end - start)],
         more=left_out,
     )
     ready, waiting, running = start, 0, 0
@@ -153,6 +162,12 @@ def critical_path(graph: FlowGraph, before: Mapping[int, Sequence[int]], now: in
         path.append(graph.nodes[at])
         started = [one for one in before.get(at, ()) if graph.nodes[one].started_at]
     return path[::-1]
+
+
+def _nice(length: int) -> range:
+    """Return round times for the labels of an axis that begins with 0."""
+    step = next((one for one in STEPS if one * TICKS >= length), length // TICKS)
+    return range(0, max(1, length), step)
 
 
 def _dependencies(graph: FlowGraph) -> Mapping[int, Sequence[int]]:

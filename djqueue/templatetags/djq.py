@@ -239,6 +239,15 @@ def breakable(dotted: str) -> SafeString:
 
 
 @register.filter
+def short(dotted: str) -> SafeString:
+    """Show the last part of a dotted name; the rest is for screen readers, and in its title."""
+    before, dot, last = dotted.rpartition(".")
+    return format_html(
+        '<span title="{}"><span class="djq-sr">{}{}</span>{}</span>', dotted, before, dot, last
+    )
+
+
+@register.filter
 def last_part(dotted: str) -> str:
     """Return the last part of a dotted name."""
     return dotted.rpartition(".")[2]

@@ -233,9 +233,9 @@
     const unit = figure.dataset.djqUnit || "";
     const short = new Intl.NumberFormat(lang, { notation: "compact", maximumFractionDigits: 1 });
     const isTime = figure.dataset.djqX !== "number";
-    const clock = new Intl.DateTimeFormat(lang, { hour: "2-digit", minute: "2-digit", timeZone });
+    const clock = new Intl.DateTimeFormat(lang, { hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone });
     const day = new Intl.DateTimeFormat(lang, { day: "numeric", month: "short", timeZone });
-    const both = new Intl.DateTimeFormat(lang, { dateStyle: "medium", timeStyle: "short", timeZone });
+    const both = new Intl.DateTimeFormat(lang, { dateStyle: "medium", timeStyle: "short", hourCycle: "h23", timeZone });
     const inZone = (at) => (timeZone ? window.uPlot.tzDate(new Date(at * 1000), timeZone) : new Date(at * 1000));
     const times = (_u, splits, _axis, _space, step) => splits.map((at, index) => {
       const when = new Date(at * 1000);

@@ -38,6 +38,7 @@ if (link && dialog) {
   document.addEventListener("keydown", (event) => {
     if (event.key.toLowerCase() === "k" && (event.ctrlKey || event.metaKey) && !event.altKey && !event.shiftKey) {
       event.preventDefault();
+      event.stopPropagation(); // some themes have a palette of their own
       open();
     }
   });

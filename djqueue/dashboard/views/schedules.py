@@ -259,7 +259,7 @@ def strip(site: DashboardSite, rows: Sequence[ScheduleRow], now: int) -> Timelin
         return None
     ticks = [
         (axis.place(at), rendering.clock(to_datetime(at)))
-        for at in range(now - length, now + length, 6 * HOUR)
+        for at in range(-(-(now - length) // HOUR) * HOUR, now + length, 6 * HOUR)
     ]
     more = max(0, len(shown) - STRIP_ROWS)
     return Timeline(shown[:STRIP_ROWS], ticks, axis.place(now), more)

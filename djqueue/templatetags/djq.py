@@ -240,11 +240,10 @@ def breakable(dotted: str) -> SafeString:
 
 @register.filter
 def short(dotted: str) -> SafeString:
-    """Show the last part of a dotted name; the rest is for screen readers, and in its title."""
+    """Show the last part of a dotted name. The rest is in its title, and read out and copied with it."""
     before, dot, last = dotted.rpartition(".")
-    return format_html(
-        '<span title="{}"><span class="djq-sr">{}{}</span>{}</span>', dotted, before, dot, last
-    )
+    shown = '<span title="{}"><span class="djq-module">{}{}</span>{}</span>'
+    return format_html(shown, dotted, before, dot, last)
 
 
 @register.filter

@@ -10,10 +10,10 @@ from djqueue import Queue, job
 from djqueue.client import get_storage
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.states import State
+from djqueue.core.units import to_datetime
 from djqueue.core.workers import RunningJob
 from djqueue.dashboard.reading import read_cache
-from djqueue.models import CronJob
-from djqueue.operations.annotations import annotate
+from djqueue.models import Annotation, CronJob
 from djqueue.testing.factories import worker
 from tests.dashboard.acting import complete, fail
 from tests.dashboard.visiting import PAGES, address
@@ -65,14 +65,17 @@ def night(settings: Any, memory: None) -> None:
     queue, storage = Queue("emails"), get_storage()
     queue.enqueue({"args": [5], "kwargs": {}}, name="tests.tasks.send", id="early")
     complete("early", names=["tests.tasks.send"])
-    annotate("default", "v2")
+    Annotation.objects.create(at=to_datetime(1), label="v1", follows=0)
+    Annotation.objects.create(at=to_datetime(SYSTEM_CLOCK.now()), label="v2", follows=1)
     queue.enqueue(1, id="broken")
     fail("broken")
     queue.enqueue({"args": [7], "kwargs": {}}, name="tests.tasks.send", id="order-7", tags=("acme",))
     queue.enqueue({"args": [8], "kwargs": {}}, name="tests.tasks.send", id="order-8", tags=("acme",))
     now = SYSTEM_CLOCK.now()
     stuck = RunningJob("images", "pixel", "shop.jobs.resize", now - 9 * 3_600_000)
-    storage.workers.register(worker("w1", host="web-1", queues=("images",), active=1, jobs=(stuck,)))
+    storage.workers.register(
+        worker("w1", host="web-1", heartbeat=600_000, queues=("images",), active=1, jobs=(stuck,))
+    )
     CronJob(pk=1, name="night run", job_name="tests.tasks.send", schedule="0 4 * * *", queue="emails").save(
         force_insert=True
     )
@@ -91,7 +94,7 @@ def test_is_anything_wrong_takes_no_click(operator):
 
 
 def test_why_a_job_is_not_running_takes_two_clicks(operator):
-    operator.follow("Waiting")
+    operator.follow("Waiting", ".djq-facts")
     operator.follow("tests.tasks.send")
     operator.sees("Why this job is not running")
     assert operator.clicks <= 2
@@ -157,13 +160,13 @@ def test_finding_jobs_by_argument_takes_two_clicks(operator):
 
 
 def test_acting_on_all_jobs_of_a_tenant_takes_three_clicks(operator):
-    operator.follow("Jobs", ".djq-tabs")
+    operator.follow("Waiting", ".djq-facts")
     operator.page.get_by_label("Tag").fill("acme")
     operator.page.keyboard.press("Enter")
     operator.follow("Cancel all matching…")
     operator.press("Cancel jobs")
     assert operator.clicks <= 3
-    operator.sees("Cancel")
+    operator.sees(re.compile(r"Matched\s*2\s.*Tag\s*acme", re.DOTALL))
     assert get_storage().reads.states("emails", ["order-7"]) == [State.WAITING]  # until a worker acts
 
 

@@ -13,7 +13,7 @@ export PYTHON
 # The server that the storage of the demo needs.
 DEMO_SERVER = $(patsubst postgres,postgresql,$(filter postgres redis,$(ARGS)))
 
-.PHONY: help install test test-all test-databases test-thorough test-postgresql test-scheduler test-redis test-sandbox test-spark test-spark-cluster test-spark-versions test-compat lint format mutants chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
+.PHONY: help install test test-all test-databases test-thorough test-postgresql test-scheduler test-redis test-sandbox test-dashboard test-packaging test-spark test-spark-cluster test-spark-versions test-compat lint format mutants chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,8 +22,10 @@ install: $(VENV)/.installed ## Make the virtual environment with all that develo
 
 # What a change must not break, in at most 12 minutes on two cores.
 test: lint ## Check the code and run the tests: on SQLite, and what depends on SQL on PostgreSQL too
-	@scripts/system-packages.sh redis postgresql chromium gettext
+	@scripts/system-packages.sh redis postgresql gettext
 	@$(LANES) sqlite postgresql -- $(XDIST) $(ARGS)
+	@echo "=== lanes that .ci/run adds, by the code that has changed"
+	@$(BIN)/python -m tools.lanes changed --dry-run
 
 # For nights and releases: what fails keeps nothing else from running.
 test-all: install ## Run every test there is, in about 90 minutes
@@ -49,8 +51,16 @@ test-redis: install ## Run the tests of failing, slow and moved Redis servers
 	@scripts/system-packages.sh redis
 	@$(LANES) redis -- $(XDIST) $(ARGS)
 
-test-sandbox: install ## Run the sandbox's tests in its other variants
+test-sandbox: install ## Run the tests of limits, faults and sandboxes of isolated jobs
 	@$(LANES) sandbox -- $(XDIST) $(ARGS)
+
+test-dashboard: install ## Run the tests of pages in a browser, and while servers are frozen
+	@scripts/system-packages.sh redis postgresql chromium
+	@$(LANES) dashboard -- $(XDIST) $(ARGS)
+
+test-packaging: install ## Run the tests of the wheel, the demo and the tools
+	@scripts/system-packages.sh redis postgresql
+	@$(LANES) packaging -- $(XDIST) $(ARGS)
 
 test-spark: $(VENV)/.spark-installed ## Run the tests that need Spark, and install it
 	@scripts/system-packages.sh redis postgresql java

@@ -43,6 +43,7 @@ class DjqueueConfig(AppConfig):
         post_migrate.connect(_after_flush, sender=self)
         makers["schedules"] = _schedules
         makers["bulk operations"] = _bulk_operations
+        makers["errors"] = _errors
 
         given = getattr(settings, "DJQUEUE", {})
         if not _may_define_jobs(given):
@@ -135,6 +136,12 @@ def _bulk_operations(storage: "Storage") -> "Callable[[], None]":
     from djqueue.operations.sweeps import bulking
 
     return bulking(storage)
+
+
+def _errors(storage: "Storage") -> "Callable[[], None]":
+    from djqueue.operations.errorgroups import recording
+
+    return recording(storage)
 
 
 def _check(name: str) -> Callable[..., list[checks.CheckMessage]]:

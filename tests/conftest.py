@@ -7,9 +7,11 @@ from typing import Any
 import hypothesis
 import pytest
 from django.db import connection
+from django.test.utils import setup_databases, teardown_databases
 
 from tests import servers, settings
 from tests.support import eventually
+from tests.tables import closing_connections_of_test_threads, empty_tables
 
 # No limits of time: a busy machine is no defect.
 hypothesis.settings.register_profile(
@@ -53,12 +55,33 @@ def django_db_modify_db_settings_xdist_suffix() -> None:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """As pytest-django's; but killed children, whose sessions a server has yet to miss, keep no database."""
+def django_db_setup(
+    django_test_environment: None, django_db_modify_db_settings: None, django_db_blocker: Any
+) -> Iterator[None]:
+    """The tests' database, whose tables pytest-django makes only for tests that ask for one of its fixtures.
+
+    Killed children, whose sessions a server has yet to miss, keep no database at the end.
+    """
+    with django_db_blocker.unblock():
+        made = setup_databases(verbosity=0, interactive=False)
     yield
     with django_db_blocker.unblock():
         if connection.vendor == "postgresql":
             eventually(_is_alone, message="the sessions of killed processes have ended")
+        teardown_databases(made, verbosity=0)
+
+
+@pytest.fixture
+def tables(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """Django's database with real transactions; afterwards djqueue's tables are emptied.
+
+    The flush of pytest-django's `transactional_db` takes longer than most of the tests that use this.
+    """
+    with django_db_blocker.unblock():
+        with closing_connections_of_test_threads():
+            yield
+        connection.close()  # a test may have left it in any state
+        empty_tables()
 
 
 def _is_alone() -> bool:
@@ -71,13 +94,34 @@ def _is_alone() -> bool:
         return not cursor.fetchall()
 
 
+LANES = {
+    "dashboard": (
+        "tests/dashboard/browser/",
+        "tests/dashboard/test_database_unavailable.py",
+        "tests/dashboard/test_deadlines.py",
+        "tests/admin/test_every_page.py",
+    ),
+    "packaging": ("tests/packaging/", "tests/demo/", "tests/tools/"),
+    "sandbox": (
+        "tests/runtime/executors/sandbox/",
+        "tests/runtime/executors/test_process_faults.py",
+        "tests/runtime/executors/test_job_permissions.py",
+        "tests/runtime/executors/test_enqueue_permission.py",
+    ),
+}
+"""Markers of the tests that `make test` leaves to lanes of their own, and where these tests are."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what uses Django's database, so that `-m database` can run it on another one; and Spark's."""
-    database_fixtures = {"db", "transactional_db", "live_server"}
+    """Mark what uses Django's database (`-m database` runs it on another one) or Spark, and LANES."""
+    database_fixtures = {"db", "transactional_db", "live_server", "tables"}
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if item.get_closest_marker("django_db") or not database_fixtures.isdisjoint(fixtures):
             item.add_marker(pytest.mark.database)
         if "spark" in fixtures and not item.get_closest_marker("spark_cluster"):
             item.add_marker(pytest.mark.spark)
+        for marker, paths in LANES.items():
+            if item.nodeid.startswith(paths):
+                item.add_marker(marker)

@@ -30,6 +30,8 @@ SECONDS_PER_ITEM = 10
 RERUN = int(os.environ.get("DJQUEUE_RERUN", "0"))
 
 NEVER = "not spark and not spark_cluster"
+CHOSEN = ("dashboard", "packaging", "redis", "sandbox", "scheduler")
+"""Lanes that only a change of their code needs: see CHANGES."""
 ON_POSTGRESQL = ("-m", "tests.servers", "postgresql", sys.executable)
 OTHER_STORAGES = "not memory and not redis and not OrmAlone"
 
@@ -47,7 +49,7 @@ class Lane:
 
 LANES = {
     # What `make test` runs.
-    "sqlite": Lane(f"not thorough and not sandbox and not scheduler and not redis and {NEVER}"),
+    "sqlite": Lane(f"not thorough and {' and '.join(f'not {lane}' for lane in CHOSEN)} and {NEVER}"),
     "postgresql": Lane(
         f"dialect and not thorough and not scheduler and not slow and {NEVER}", OTHER_STORAGES, ON_POSTGRESQL
     ),
@@ -58,6 +60,10 @@ LANES = {
     "scheduler": Lane(f"scheduler and not thorough and {NEVER}"),
     "redis": Lane(f"redis and not thorough and {NEVER}"),
     "sandbox": Lane(f"sandbox and {NEVER}", paths=("tests/runtime",)),
+    "dashboard": Lane(f"dashboard and not thorough and {NEVER}", paths=("tests/dashboard", "tests/admin")),
+    "packaging": Lane(
+        f"packaging and not thorough and {NEVER}", paths=("tests/packaging", "tests/demo", "tests/tools")
+    ),
     "postgresql-wide": Lane(
         f"database and (scheduler or not dialect) and not thorough and not slow and {NEVER}",
         OTHER_STORAGES,
@@ -90,7 +96,16 @@ CHANGES = {
         *("djqueue/fields.py", "tests/storage/database/", "tests/storage/scheduler/", "tests/operations/"),
         *("tests/backup/", "tests/settings.py"),
     ),
-    "sandbox": ("djqueue/runtime/executors/", "tests/runtime/executors/"),
+    "sandbox": ("djqueue/runtime/executors/", "djqueue/core/procfs.py", "tests/runtime/executors/"),
+    "dashboard": (
+        *("djqueue/dashboard/", "djqueue/admin/", "djqueue/operations/", "djqueue/templatetags/"),
+        *("templates/", "static/", "tests/dashboard/", "tests/admin/"),
+    ),
+    "packaging": (
+        *("pyproject.toml", "hatch_build.py", "scripts/", "tools/", "demo_project/", "djqueue/client/"),
+        *("djqueue/management/", "djqueue/runtime/supervisor/"),
+        *("tests/packaging/", "tests/demo/", "tests/tools/"),
+    ),
     "compat": (
         *("pyproject.toml", "scripts/oldest.txt", "scripts/test-compat.sh", "scripts/test-lane.sh"),
         *("djqueue/admin/", "djqueue/models/", "djqueue/migrations/", "djqueue/management/", "djqueue/conf/"),

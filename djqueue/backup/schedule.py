@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from threading import Event, Thread
+from threading import Event
 
 from django.db import Error, connections
 
@@ -12,7 +12,7 @@ from djqueue.core.deadlines import GrowingPause
 from djqueue.core.errors import DjqueueError
 from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
-from djqueue.core.threads import beside
+from djqueue.core.threads import beside, start_daemon
 from djqueue.operations.throttle import CopyThrottle
 from djqueue.storage.base import Storage
 
@@ -209,8 +209,7 @@ def run_schedule(schedule: BackupSchedule, stop: Event, ready: Callable[[], None
         False if a backup does not end: only the end of the process ends it.
     """
     os.nice(NICENESS)
-    thread = Thread(target=schedule.run, args=(stop,), name="djqueue-backup", daemon=True)
-    thread.start()
+    thread = start_daemon("djqueue-backup", schedule.run, stop)
     ready()
     while not stop.wait(LOOK_FOR_STUCK):
         if schedule.is_stuck:

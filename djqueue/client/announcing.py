@@ -11,6 +11,7 @@ from django.dispatch import Signal
 
 from djqueue.conf import has_django
 from djqueue.core.callqueue import CallQueue
+from djqueue.core.errorgroups import tally
 from djqueue.core.job import Batch, EnqueueResult, Incident
 from djqueue.core.logs import Log, type_name
 from djqueue.core.messages import ThrottledLog
@@ -130,6 +131,8 @@ def announce_incidents(incidents: Sequence[Incident]) -> None:
     """Announce incidents: what a storage did to jobs by itself, or because a user cancelled them."""
     for incident in incidents:
         if incident.event == "failed":
+            queue, name = incident.queue, incident.name
+            tally.add(queue, name, incident.error, reason=incident.reason, is_final=True)
             logger.error(
                 "Job %s (%s) of queue %r failed permanently (%s).",
                 incident.id,

@@ -1,14 +1,13 @@
 """List, count, retry and move the dead letters of a queue by their contents, a page at a time."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from hashlib import blake2b
 from itertools import islice
 from typing import Any, NamedTuple
 
+from djqueue.core.errorgroups import fingerprint_of
 from djqueue.core.errors import OptionError
 from djqueue.core.job import DEAD_LETTER_REASONS, DeadLetterRecord
 from djqueue.core.options import MAX_INTEGER, check_text
@@ -21,16 +20,6 @@ from .sending import chunks
 
 MAX_PAGE = 500
 """Dead letters per call."""
-FINGERPRINT_LENGTH = 500
-"""Characters of the message that count for its fingerprint."""
-VARIABLE = re.compile(
-    r"""
-    \w[\w+.-]*://\S+ | \S+@\S+ | (?<!\w)(?:'[^']*'|"[^"]*")(?!\w) | [\w-]*\d[\w.:-]* | \b[a-f]{8,}\b
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
-"""Parts in which messages of the same error differ: URLs, addresses, quoted texts, ids, numbers."""
-
 Progress = Callable[["RetriedDead"], object]
 
 
@@ -90,6 +79,7 @@ class DeadLetterFilter:
     name: str | None = None
     error_type: str | None = None
     fingerprint: str | None = None
+    """One fingerprint, or several separated by commas."""
     older_than: int | None = None
     """Milliseconds since the job failed, as for `newer_than`."""
     newer_than: int | None = None
@@ -103,7 +93,7 @@ class DeadLetterFilter:
             and (self.error_type is None or is_of_type(letter.error_type, self.error_type))
             and (self.older_than is None or age >= self.older_than)
             and (self.newer_than is None or age < self.newer_than)
-            and (self.fingerprint is None or fingerprint(letter) == self.fingerprint)
+            and (self.fingerprint is None or fingerprint(letter) in self.fingerprint.split(","))
         )
 
 
@@ -251,9 +241,7 @@ def fingerprint(letter: DeadLetterRecord) -> str:
     """Return a hash that is equal for dead letters of the same job name and error, even if numbers, ids,
     quoted texts or URLs in the message differ.
     """
-    line = VARIABLE.sub("#", letter.error_message[:FINGERPRINT_LENGTH].partition("\n")[0])
-    data = f"{letter.error_type}\0{letter.name}\0{line}".encode(errors="surrogatepass")
-    return blake2b(data, digest_size=6).hexdigest()
+    return fingerprint_of(letter.error_type, letter.name, letter.error_message)
 
 
 def is_of_type(error_type: str, wanted: str) -> bool:

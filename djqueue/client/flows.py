@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from djqueue.codecs import MSGPACK, PLAIN
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import OptionError
 from djqueue.core.flow import levels
@@ -15,6 +16,7 @@ from djqueue.storage.base import Storage
 
 from . import envelope
 from .sending import JOBS_PER_CALL, asend_together, send_together
+from .steps import apart
 from .transactions import When
 
 FOLLOWERS = 20
@@ -125,7 +127,9 @@ class Flow:
 
     async def aenqueue(self) -> "FlowResult":
         """Async version of `enqueue`."""
-        plan = _Plan(self.nodes)
+        nodes = self.nodes
+        foreign = {node.options.job.content_type for node in nodes} - PLAIN
+        plan = await apart(min(foreign, default=MSGPACK), _Plan, nodes)
         return plan.result(await asend_together(plan.storage, plan.batches, plan.on_commit))
 
 

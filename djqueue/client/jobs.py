@@ -42,6 +42,7 @@ from .declarations import BatchRule, Registry, check_importable, declared, parse
 from .flows import Node
 from .results import DEFAULT_WAIT
 from .sending import asend, asend_one, checked_first, chunks, send, send_one
+from .steps import apart
 from .storages import get_storage
 from .streaming import Streaming, Wait, is_generator
 from .transactions import enqueued
@@ -192,7 +193,8 @@ class JobType(Generic[P, R]):
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
         """Async version of `enqueue`."""
-        return await asend_one(self._storage(), self._one(args, kwargs), self.options.enqueue_on_commit)
+        batch = await apart(self.options.job.content_type, self._one, args, kwargs)
+        return await asend_one(self._storage(), batch, self.options.enqueue_on_commit)
 
     def enqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
         """Enqueue one job for each pair (args, kwargs), in order; much faster than one by one.
@@ -208,7 +210,8 @@ class JobType(Generic[P, R]):
 
     async def aenqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
         """Async version of `enqueue_many`."""
-        return await asend(self._storage(), self._many(calls), self.options.enqueue_on_commit)
+        batches = await apart(self.options.job.content_type, self._many, calls)
+        return await asend(self._storage(), batches, self.options.enqueue_on_commit)
 
     def enqueue_and_wait(self, /, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
         """Enqueue one job, wait for it, and return its result: see `djqueue.client.results`.
@@ -226,7 +229,8 @@ class JobType(Generic[P, R]):
         """Async version of `enqueue_and_wait`."""
         wait, _ = self._waiting(wait, UNSET, kwargs)
         on_commit = self.options.enqueue_on_commit
-        return await results.aenqueue_and_wait(self._storage(), self._one(args, kwargs), wait, on_commit)
+        batch = await apart(self.options.job.content_type, self._one, args, kwargs)
+        return await results.aenqueue_and_wait(self._storage(), batch, wait, on_commit)
 
     def enqueue_and_stream(
         self, /, *args: Any, wait: Wait = UNSET, on_restart: str = UNSET, **kwargs: Any

@@ -1,9 +1,18 @@
 """`Queue`: the low-level API, for producers and consumers that share no code."""
 
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from datetime import datetime, timedelta
 from itertools import islice, zip_longest
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, Never, TypeVar
 
 from djqueue.conf import Settings, get_settings, parse_rate
 from djqueue.core.clock import SYSTEM_CLOCK
@@ -38,11 +47,12 @@ from .info import JobInfo, JobStatus, outcome
 from .limiters import UNCHANGED, check_count, read_limits
 from .results import DEFAULT_WAIT
 from .sending import asend, asend_one, checked_first, chunks, send, send_one
-from .steps import asynchronous
+from .steps import apart, asynchronous
 from .storages import get_storage
 from .streaming import Streaming, Wait
 from .transactions import When, of_storage
 
+T = TypeVar("T")
 EVENTS = (
     "enqueued",
     "started",
@@ -120,7 +130,7 @@ class Queue:
         **options: Any,
     ) -> EnqueueResult:
         """Async version of `enqueue`."""
-        batch, on_commit = self._single(payload, id, name, options, more)
+        batch, on_commit = await self._apart(options, self._single, payload, id, name, options, more)
         return self._results([await asend_one(self.storage, batch, on_commit)])[0]
 
     def enqueue_many(
@@ -152,7 +162,7 @@ class Queue:
         **options: Any,
     ) -> list[EnqueueResult]:
         """Async version of `enqueue_many`."""
-        batches, on_commit = self._many(payloads, ids, name, options)
+        batches, on_commit = await self._apart(options, self._many, payloads, ids, name, options)
         return self._results(await asend(self.storage, batches, on_commit))
 
     def enqueue_and_wait(
@@ -178,7 +188,7 @@ class Queue:
         **options: Any,
     ) -> Any:
         """Async version of `enqueue_and_wait`."""
-        batch, on_commit = self._single(payload, id, name, options, more)
+        batch, on_commit = await self._apart(options, self._single, payload, id, name, options, more)
         return await results.aenqueue_and_wait(self.storage, batch, wait, on_commit)
 
     def enqueue_and_stream(
@@ -601,6 +611,13 @@ class Queue:
         if self._resolved is None or self._resolved[0] is not settings:
             self._resolved = settings, envelope.resolve(self._defaults, self.name)
         return self._resolved[1]
+
+    def _apart(
+        self, options: Mapping[str, Any], make: Callable[..., T], *args: Any
+    ) -> Coroutine[Any, Any, T]:
+        """Return a call that encodes payloads: see `djqueue.client.steps.apart`."""
+        given = options.get("content_type") or self._defaults.get("content_type") or get_settings().codec
+        return apart(str(given), make, *args)
 
     def _results(self, answers: list[EnqueueResult]) -> list[EnqueueResult]:
         """Return results that read from this queue's own storage, if it has one."""

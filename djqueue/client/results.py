@@ -17,6 +17,7 @@ from djqueue.core.errors import DjqueueError, JobNotFoundError, ResultTimeoutErr
 from djqueue.core.explain import MAX_BEFORE, Explanation
 from djqueue.core.job import Batch, EnqueueResult, Event, JobRecord, ResultReader, install_result_reader
 from djqueue.core.logs import Log
+from djqueue.core.options import MSGPACK
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.core.units import milliseconds, to_datetime
 from djqueue.storage.base import EventHandler, Storage, Unsubscribe
@@ -24,7 +25,7 @@ from djqueue.storage.base import EventHandler, Storage, Unsubscribe
 from .envelope import with_ids
 from .info import JobInfo, outcome
 from .sending import aenqueue, enqueue
-from .steps import LoopSignal, Signal, Step, Steps, arun, in_thread, run
+from .steps import LoopSignal, Signal, Step, Steps, apart, arun, in_thread, run
 from .storages import get_storage
 from .transactions import (
     DeferredResult,
@@ -165,7 +166,8 @@ def _watch(
             outage, pause = error, RETRY_INTERVAL
         else:
             if has_ended(record):
-                return outcome(record, result.id)
+                content_type = MSGPACK if record is None else record.options.content_type
+                return (yield Step(outcome, partial(apart, content_type, outcome), (record, result.id)))
         if not _left(deadline):
             raise (yield from timed_out(storage, result.queue, result.id, wait, outage)) from outage
         yield _wait(signal, pause, deadline)

@@ -21,7 +21,7 @@ from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 
 from . import announcing, envelope, hints
-from .steps import Step, Steps, arun, run
+from .steps import Step, Steps, apart, arun, run
 from .transactions import When, aopen_alias, defer, open_alias
 
 T = TypeVar("T")
@@ -312,7 +312,8 @@ async def _awith_decoded(storage: Storage, batch: Batch, answers: list[EnqueueRe
     """Async version of `_with_decoded`."""
     if batch.ids is None or not (ids := _with_results(answers)):
         return answers
-    return _decoded(answers, await storage.reads.ajobs(batch.queue, ids), batch)
+    records = await storage.reads.ajobs(batch.queue, ids)
+    return await apart(batch.options.content_type, _decoded, answers, records, batch)
 
 
 def _with_results(answers: Sequence[EnqueueResult]) -> list[str]:

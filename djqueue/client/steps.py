@@ -9,6 +9,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import partial, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from asgiref.sync import sync_to_async
+
+from djqueue.codecs import PLAIN
 from djqueue.storage.base import Storage
 
 P = ParamSpec("P")
@@ -62,6 +65,13 @@ Steps = Generator[Step, Any, T]
 def in_thread(storage: Storage, call: Callable[..., Any], *args: Any) -> Step:
     """Return a step whose async version runs the blocking call on a thread of the storage."""
     return Step(call, partial(storage.acall, call), args)
+
+
+async def apart(content_type: str, call: Callable[..., T], *args: Any) -> T:
+    """Call a function that encodes or decodes values of a content type: if the codec is the project's, on the
+    thread of database queries.
+    """
+    return call(*args) if content_type in PLAIN else await sync_to_async(call)(*args)
 
 
 def run(steps: Steps[T]) -> T:

@@ -16,8 +16,19 @@ from . import msgpack
 from .msgpack import CallsEncoder
 from .refusals import not_accepted
 
-__all__ = ["MSGPACK", "CallsEncoder", "content_id", "decode", "encode", "get_calls_encoder", "get_encoder"]
+__all__ = [
+    "MSGPACK",
+    "PLAIN",
+    "CallsEncoder",
+    "content_id",
+    "decode",
+    "encode",
+    "get_calls_encoder",
+    "get_encoder",
+]
 
+PLAIN = frozenset({MSGPACK, "msgpack", "application/json", "json", "application/x-yaml", "yaml"})
+"""Content types and names of codecs that are not the project's, which may block or query the database."""
 NAMES = {"msgpack": MSGPACK}
 """Short names of djqueue's own content types; kombu's registry has the names of the others."""
 

@@ -4,10 +4,12 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from kombu import serialization
-from kombu.exceptions import KombuError, SerializerNotInstalled
+from kombu.exceptions import SerializerNotInstalled
 
 from djqueue.conf import get_settings
 from djqueue.core.errors import SerializationError
+from djqueue.core.logs import text_of, type_name
+from djqueue.core.messages import kind_of
 
 from .refusals import not_accepted, too_large
 
@@ -24,8 +26,10 @@ def encoder(content_type: str, limit: int | None, what: str) -> Callable[[Any], 
     def encode(value: Any) -> bytes:
         try:
             _, encoding, text = registry.dumps(value, serializer=name)
-            data: bytes = text if isinstance(text, bytes) else text.encode(encoding)
-        except (KombuError, UnicodeError) as error:
+            if not isinstance(text, (str, bytes)):
+                raise TypeError(f"the codec returned {kind_of(text)} instead of str or bytes")
+            data = text if isinstance(text, bytes) else text.encode(encoding)
+        except Exception as error:
             raise _wrapped(error, f"{what}: cannot be encoded as {name}") from error
         if limit is not None and len(data) > limit:
             raise too_large(len(data), limit, what)
@@ -43,7 +47,7 @@ def decode(data: bytes, content_type: str, accept: Collection[str] | None) -> An
     kind = registry.name_to_type[name]
     try:
         return registry.loads(data, kind, None, accept={kind})
-    except KombuError as error:
+    except Exception as error:
         raise _wrapped(error, f"not a value encoded as {name}") from error
 
 
@@ -66,5 +70,6 @@ def _content_type(name: str) -> str:
 def _wrapped(error: Exception, text: str) -> SerializationError:
     if isinstance(error, SerializerNotInstalled):
         return SerializationError(f"{text}: {error}")
-    reason = f"{error}".strip().partition("\n")[0][:LONGEST_REASON]
-    return SerializationError(f"{text}: {reason or type(error).__name__}")
+    reason = text_of(error, lambda found: found.strip().partition("\n")[0][:LONGEST_REASON])
+    # kombu raises an error of its own while it handles that of the codec.
+    return SerializationError(f"{text}: {reason or type_name(error.__context__ or error)}")

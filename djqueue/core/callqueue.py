@@ -6,7 +6,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event, Lock, Thread
 
-from .threads import fork_lock
+from .errors import StorageUnavailableError
+from .threads import fork_lock, start_daemon
 
 IDLE = 10.0
 """Seconds after which the idle thread of a `CallQueue` ends."""
@@ -74,14 +75,10 @@ class CallQueue:
         return done.wait(timeout)
 
     def _start(self) -> None:
-        thread = Thread(target=self._run, name=self._name, daemon=True)
         try:
-            thread.start()
-        except (RuntimeError, MemoryError) as error:
-            # The system has no thread for it at the moment. The next call tries again.
+            self._thread = start_daemon(self._name, self._run)
+        except StorageUnavailableError as error:
             self._on_error(error)
-        else:
-            self._thread = thread
 
     def _run(self) -> None:
         while True:

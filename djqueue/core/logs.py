@@ -140,9 +140,9 @@ def frames_of(error: BaseException) -> TracebackType | None:
     return frames
 
 
-def type_name(error: BaseException) -> str:
-    """Return the dotted name of an exception's class."""
-    kind = type(error)
+def type_name(value: object) -> str:
+    """Return the dotted name of the class of an exception, or of another object."""
+    kind = type(value)
     try:
         return f"{kind.__module__}.{kind.__qualname__}"
     except BaseException:

@@ -196,7 +196,7 @@ class Evidence(NamedTuple):
     schedule: int | None = None
     """Key of the schedule's row."""
     error: str = ""
-    """Fingerprint of the jobs' error."""
+    """Fingerprints of an error, separated by commas; the first is the key of its group."""
     size: int = 0
     """Number of its jobs or attempts with the problem."""
     since: int | None = None

@@ -18,9 +18,6 @@ from .errors import StorageUnavailableError
 def resources_for(purpose: str) -> Iterator[None]:
     """Raise StorageUnavailableError if the system has no thread, descriptor or memory for the block.
 
-    Start a thread in it, and refer to the thread after it: one that could not start is started by the next
-    call.
-
     Args:
         purpose: What the block starts.
     """
@@ -33,6 +30,19 @@ def resources_for(purpose: str) -> Iterator[None]:
         ) from error
 
 
+def start_daemon(name: str, run: Callable[..., object], *args: Any) -> Thread:
+    """Start a daemon thread that calls a function, and return it.
+
+    Refer to the thread by the returned object only: then the next call starts one that could not start.
+
+    Raises StorageUnavailableError if the system has no thread at the moment.
+    """
+    with resources_for(f"the thread {name!r}"):
+        thread = Thread(target=run, args=args, name=name, daemon=True)
+        thread.start()
+    return thread
+
+
 @contextmanager
 def beside(run: Callable[[Event], object], name: str, patience: float | None = None) -> Iterator[None]:
     """Context manager: call a function on a daemon thread within the block.
@@ -43,8 +53,7 @@ def beside(run: Callable[[Event], object], name: str, patience: float | None = N
         patience: Maximum seconds to wait for the thread at the end; None waits until it has ended.
     """
     stop = Event()
-    thread = Thread(target=run, args=(stop,), name=name, daemon=True)
-    thread.start()
+    thread = start_daemon(name, run, stop)
     try:
         yield
     finally:

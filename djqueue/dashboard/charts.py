@@ -227,13 +227,13 @@ def annotations_within(series: Sequence[Bucket]) -> list[ChartAnnotation]:
     if not series:
         return []
     start, end = series[0].start, series[-1].start + series[-1].step
-    return _annotations_between(start, end)
+    return annotations_between(start, end)
 
 
 def annotation_parts(_request: HttpRequest) -> Hashable:
     """Return the annotations of the last hour: see `reading.Parts`."""
     end = (SYSTEM_CLOCK.now() // MINUTE + 1) * MINUTE
-    return tuple(_annotations_between(end - 60 * MINUTE, end))
+    return tuple(annotations_between(end - 60 * MINUTE, end))
 
 
 def _arrow(start: int, y: int, end: int, kind: str) -> SafeString:
@@ -264,7 +264,8 @@ def _clock(at: int) -> str:
     return rendering.local(to_datetime(at))[11:]
 
 
-def _annotations_between(start: int, end: int) -> list[ChartAnnotation]:
+def annotations_between(start: int, end: int) -> list[ChartAnnotation]:
+    """Return the annotations of a period, oldest first; none if the table doesn't exist."""
     return read_cache.read(
         ("marks", start, end), lambda: _read_annotations(start, end), ANNOTATIONS_FRESH
     ).value

@@ -35,7 +35,7 @@ from djqueue.core.errors import DjqueueError
 from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.overview import Finding
-from djqueue.core.threads import after_fork
+from djqueue.core.threads import after_fork, start_daemon
 from djqueue.core.units import to_datetime
 from djqueue.operations.healthchecks import start_bounded
 from djqueue.storage.tables.dberrors import LOCKS, WHOLE_TABLE, locked_tables
@@ -112,9 +112,9 @@ class Watchdog:
         watch = QueryWatch(self, postgresql_connections(), seconds)
         outer: QueryWatch | None = getattr(self._current, "watch", None)
         self._current.watch = watch
-        if watch._wrappers:
-            self._add(watch)
         try:
+            if watch._wrappers:
+                self._add(watch)
             yield watch
         finally:
             self.release(watch)
@@ -135,8 +135,7 @@ class Watchdog:
         with self._changed:
             self._watches.add(watch)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="djqueue-query-watchdog", daemon=True)
-                self._thread.start()
+                self._thread = start_daemon("djqueue-query-watchdog", self._run)
             elif _now() + watch.left < self._next:
                 self._changed.notify()
 
@@ -333,7 +332,7 @@ def _lock(alias: str) -> Finding | None:
             cursor.execute(LOCKS.replace("?", "%s"), [WHOLE_TABLE])
             found.extend(locked_tables(lambda *_: cursor.fetchall(), PROBE))
 
-    with suppress(RuntimeError, MemoryError):  # There is no thread for it.
+    with suppress(DjqueueError):  # There is no thread for it.
         start_bounded(look, "djqueue-lock").wait(PROBE)
     return found[0] if found else None
 

@@ -286,10 +286,16 @@ def _item(
         )
     if one.error:
         query = {"queue": one.queue, "fingerprint": one.error}
+        key = one.error.partition(",")[0]
         offer("errors_preview", _("Retry…"), **query, kind=BulkKind.RETRY)
         offer("jobs", _("Show jobs"), queue=one.queue, error=one.error, state=State.FAILED.value)
-        note = ngettext("%(count)s job of %(queue)s", "%(count)s jobs of %(queue)s", count) % values
-        return ProblemItem(one.text, site.url("errors", **query), note, one.since, tuple(offers))
+        offer("error_resolve", _("Resolve"), one.queue, key)
+        note = ngettext(
+            "%(count)s failed attempt in %(queue)s", "%(count)s failed attempts in %(queue)s", count
+        )
+        return ProblemItem(
+            one.text, site.url("error", one.queue, key), note % values, one.since, tuple(offers)
+        )
     if problem == "health.handlers":
         query = {"queue": one.queue, "state": State.WAITING.value, "name": one.name}
         offer("all_cancel", _("Cancel jobs…"), **query)

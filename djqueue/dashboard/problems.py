@@ -18,8 +18,8 @@ REUSE = 10_000
 """Milliseconds for which pages show the same findings."""
 BRIEF = 0.3
 """Seconds that a page waits for findings after its reads have failed."""
-OF_QUEUES = frozenset({"doctor.slow"})
-"""Ids of findings outside the health checks that name queues."""
+OF_QUEUES = ("doctor.slow", "djqueue.")
+"""Beginnings of ids of findings outside the health checks that may name queues or limiters."""
 
 
 def start_checks() -> HealthRun:

@@ -32,6 +32,7 @@ from djqueue.core.deadlines import remaining, within
 from djqueue.core.errors import DjqueueError, StorageError, StorageUnavailableError
 from djqueue.core.logs import Log
 from djqueue.core.metrics import MINUTE
+from djqueue.core.threads import start_daemon
 from djqueue.dashboard import rights
 from djqueue.dashboard.outages import watchdog
 
@@ -98,15 +99,20 @@ class CachedRead(NamedTuple, Generic[T]):
 
 
 class _CacheEntry:
-    __slots__ = ("cached", "is_refreshing", "lock", "tick", "took")
+    __slots__ = ("cached", "lock", "refresh", "tick", "took")
 
     def __init__(self) -> None:
         self.lock = Lock()
         self.cached: CachedRead[Any] | None = None
         self.tick = 0
         self.took = 0
-        self.is_refreshing = False
+        self.refresh: Thread | None = None
+        """The thread that has read the value in the background, or does."""
+
+    @property
+    def is_refreshing(self) -> bool:
         """Whether the value is being read in the background."""
+        return self.refresh is not None and self.refresh.is_alive()
 
 
 class ReadCache:
@@ -213,7 +219,6 @@ class ReadCache:
         """Repeat a read that took longer than the page could wait."""
         if entry.is_refreshing or remaining(math.inf) == math.inf:
             return
-        entry.is_refreshing = True
 
         def read() -> None:
             try:
@@ -229,10 +234,12 @@ class ReadCache:
             except Exception:
                 logger.exception("A slow read that continued in the background failed.")
             finally:
-                entry.is_refreshing = False
                 connections.close_all()
 
-        Thread(target=read, name="djqueue-dashboard-read", daemon=True).start()
+        try:
+            entry.refresh = start_daemon("djqueue-dashboard-read", read)
+        except StorageUnavailableError as error:
+            logger.warning("A slow read does not continue in the background: %s", error)
 
     def _is_fresh(self, entry: _CacheEntry, fresh: int) -> bool:
         return self._clock.monotonic() - entry.tick < max(

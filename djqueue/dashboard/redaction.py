@@ -4,6 +4,8 @@ import inspect
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from logging import ERROR
+from time import monotonic
 from typing import Any
 
 from django.utils.translation import gettext as _
@@ -14,7 +16,8 @@ from djqueue.conf import get_settings
 from djqueue.core.errors import SerializationError
 from djqueue.core.headers import Headers
 from djqueue.core.job import JobRecord, is_call
-from djqueue.core.logs import Log
+from djqueue.core.logs import Log, frames_of, type_name
+from djqueue.core.messages import ThrottledLog
 from djqueue.dashboard import rendering
 
 logger = Log("djqueue.dashboard")
@@ -25,6 +28,15 @@ LARGEST_LISTED = 8_192
 """Largest payload, in bytes, that a list decodes. Lists that read rows read one byte more."""
 LINE_LENGTH = 80
 """Maximum characters shown of one job's arguments."""
+
+
+SLOW = 0.5
+"""Seconds after which a redact function keeps pages waiting for too long."""
+PAUSE = 60.0
+"""Seconds for which such a function is not called again, and between two lines about a function."""
+problems = ThrottledLog(logger, PAUSE)
+_paused: dict[str, float] = {}
+"""When the redact functions of job types that were slow are called again, in monotonic seconds."""
 
 
 class Hidden:
@@ -113,7 +125,10 @@ def hides(record: JobRecord, data: bytes, shown: Any) -> bool:
     job_type = registry.find(record.name)
     if has_secrets(shown) or job_type is None or job_type.redact_function is None:
         return has_secrets(shown)
-    return bool(shown != _decoded(record, data))
+    try:
+        return bool(shown != _decoded(record, data))
+    except Exception:
+        return True  # It is an object of the project.
 
 
 def has_secrets(value: Any) -> bool:
@@ -141,26 +156,28 @@ def payload_line(record: JobRecord) -> str:
 def _without_secrets(name: str, value: Any, part: str) -> Any:
     """Apply the job's own redact function, then hide what has a secret name.
 
-    If the function fails, the whole value is hidden. Its exception is logged without the message, which may
-    contain the secret.
+    If the function fails, or has just been slow, the whole value is hidden. Its exception is logged without
+    the message, which may contain the secret.
     """
     words = get_settings().dashboard.redact
     job_type = registry.find(name)
     if job_type is None or job_type.redact_function is None:
         return _unnamed(value, part, job_type, words)
+    began = monotonic()
+    if began < _paused.get(name, 0):
+        return Hidden()
     try:
         return _unnamed(job_type.redact_function(value, part), part, job_type, words)
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        logger.error(
-            "The redact function of %s failed at %s:%s with %s; the whole %s is hidden.",
-            name,
-            where.filename,
-            where.lineno,
-            type(error).__qualname__,
-            part,
-        )
+    except (Exception, SystemExit) as error:
+        where = traceback.extract_tb(frames_of(error))[-1]
+        text = "The redact function of %s failed at %s:%s with %s; the whole %s is hidden."
+        problems.log(ERROR, name, text, name, where.filename, where.lineno, type_name(error), part)
         return Hidden()
+    finally:
+        if (took := monotonic() - began) >= SLOW:
+            _paused[name] = began + took + PAUSE
+            text = "The redact function of %s took %.1f s; what it would show is hidden for %d s."
+            problems.log(ERROR, (name, "slow"), text, name, took, PAUSE)
 
 
 def _unnamed(value: Any, part: str, job_type: Any, words: Sequence[str]) -> Any:

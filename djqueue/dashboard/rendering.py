@@ -21,6 +21,7 @@ from djqueue.core import explain
 from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.explain import MAX_BEFORE, BlockingJob, Dependency, Explanation
 from djqueue.core.job import JobFailure
+from djqueue.core.logs import type_name
 from djqueue.core.policies import Rate
 from djqueue.core.states import PENDING
 
@@ -381,14 +382,14 @@ def _characters(value: Any) -> Iterator[str]:
 def _pieces(value: Any, depth: int) -> Iterator[str]:
     """Yield a value in Python syntax, piece by piece, so that what is not shown is not built."""
     if not isinstance(value, (dict, list, tuple)) or not value:
-        yield repr(value)
+        yield _repr(value)
         return
     if depth == MAX_DEPTH:
         yield "…"
         return
     parts = value.values() if isinstance(value, dict) else value
     if not any(isinstance(part, (dict, list, tuple)) and part for part in parts):
-        line = repr(value)
+        line = _repr(value)
         if len(line) <= ONE_LINE:
             yield line
             return
@@ -398,12 +399,20 @@ def _pieces(value: Any, depth: int) -> Iterator[str]:
     for key in value:
         yield indent
         if isinstance(value, dict):
-            yield f"{key!r}: "
+            yield f"{_repr(key)}: "
             yield from _pieces(value[key], depth + 1)
         else:
             yield from _pieces(key, depth + 1)
         yield ",\n"
     yield f"{'    ' * depth}{closing}"
+
+
+def _repr(value: Any) -> str:
+    """Return the representation of a value, whatever a class of the project does."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type_name(value)}>"
 
 
 def _brackets(value: Any) -> tuple[str, str]:

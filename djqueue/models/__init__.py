@@ -32,7 +32,7 @@ from .jobs import (
     RetainedJob,
     RetainedTotal,
 )
-from .queues import Annotation, GroupState, LimiterState, MetricBucket, QueueState
+from .queues import Annotation, ErrorGroup, GroupState, LimiterState, MetricBucket, QueueState
 from .schedules import CronJob, CronJobQuerySet, Missed, OnBlackout, Overlap, ScheduleSource
 from .workers import BackupState, LeaderLeaseRow, WorkerState
 
@@ -49,6 +49,7 @@ __all__ = [
     "Dashboard",
     "DeadLetter",
     "DelayedJob",
+    "ErrorGroup",
     "ExpiringDetail",
     "GroupState",
     "HeldJob",

@@ -111,6 +111,49 @@ class MetricBucket(models.Model):
         return f"{self.queue} {self.start:%Y-%m-%d %H:%M}"
 
 
+class ErrorGroup(models.Model):
+    """Failed attempts of one job type in a queue with the same error, regardless of numbers in the message.
+
+    Workers add what they have counted. Dead letters belong to the group that has their fingerprint.
+    """
+
+    queue = models.CharField(_("queue"), max_length=NAME_LENGTH)
+    key = models.CharField(max_length=16, editable=False, help_text="Fingerprint of the first attempt.")
+    fingerprints = models.JSONField(default=list, editable=False)
+    name = models.CharField(_("job name"), max_length=NAME_LENGTH)
+    error_type = models.CharField(_("error type"), max_length=NAME_LENGTH, blank=True, default="")
+    place = models.CharField(
+        _("place"), max_length=NAME_LENGTH, blank=True, default="", help_text=_("Last frame of own code.")
+    )
+    title = models.TextField(_("message"), blank=True, default="")
+    message = models.TextField(_("newest message"), blank=True, default="")
+    first_seen = MillisecondsField(_("first seen"))
+    last_seen = MillisecondsField(_("last seen"))
+    attempts = models.BigIntegerField(_("failed attempts"), default=0)
+    jobs = models.BigIntegerField(_("failed jobs"), default=0)
+    versions = models.JSONField(
+        default=dict, editable=False, help_text="Attempts, first and last time of each project version."
+    )
+    hours = models.JSONField(default=dict, editable=False, help_text="Attempts of each hour since 1970.")
+    resolved_at = MillisecondsField(_("resolved"), null=True, blank=True)
+    resolved_in = models.CharField(max_length=NAME_LENGTH, blank=True, default="")
+    known_versions = models.JSONField(default=list, editable=False, help_text="Those before it was resolved.")
+    ignored_until = MillisecondsField(_("ignored until"), null=True, blank=True)
+    came_back_at = MillisecondsField(_("came back"), null=True, blank=True)
+    revision = models.BigIntegerField(default=0, editable=False, help_text="Incremented by each change.")
+
+    class Meta:
+        db_table = "djqueue_error_group"
+        verbose_name = _("error")
+        verbose_name_plural = _("errors")
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=("queue", "key"), name="djqueue_error_group_key"),)
+        indexes = (models.Index(fields=["last_seen"], name="djqueue_error_group_seen"),)
+
+    def __str__(self) -> str:
+        return f"{self.error_type.rpartition('.')[2]}: {self.title}"
+
+
 class Annotation(models.Model):
     """An event shown in charts, such as a deploy."""
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from shlex import quote
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 from typing import Any, Literal, NamedTuple
 
 from django.db import Error, connections, router
@@ -25,7 +25,7 @@ from djqueue.core.messages import in_one_line, numbered
 from djqueue.core.metrics import MINUTE
 from djqueue.core.overview import Evidence, Finding, Overview, QueueOverview
 from djqueue.core.states import State
-from djqueue.core.threads import after_fork, beside
+from djqueue.core.threads import after_fork, beside, start_daemon
 from djqueue.core.workers import WorkerInfo, claiming, is_silent, unhandled, unserved
 from djqueue.runtime import problems
 from djqueue.storage.base import Storage
@@ -379,7 +379,7 @@ class HealthRun:
         self._step = STORAGE
         try:
             self._done = start_bounded(self._run, "djqueue-health")
-        except (RuntimeError, MemoryError) as error:
+        except StorageUnavailableError as error:
             self._results[STORAGE] = CheckResult(STORAGE, "failed", (_no_thread(error),))
             self._done = Event()
             self._done.set()
@@ -562,5 +562,5 @@ def start_bounded(work: Callable[[], object], name: str) -> Event:
         finally:
             done.set()
     else:
-        Thread(target=run_alone, name=name, daemon=True).start()
+        start_daemon(name, run_alone)
     return done

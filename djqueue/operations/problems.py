@@ -5,26 +5,22 @@ checks find, and what they leave alone because no restart of a worker would mend
 and stuck jobs, a rise of failures, new errors, lost attempts, overdue schedules, and mixed versions.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import sqrt
 from shlex import join
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from djqueue.client.deadletters import DeadLetterFilter, find_dead_letters, fingerprint, read_filter
 from djqueue.conf import get_settings
-from djqueue.core.job import DeadLetterRecord
 from djqueue.core.messages import numbered
 from djqueue.core.metrics import MINUTE, NO_TIMES, Bucket
+from djqueue.core.options import DAY
 from djqueue.core.overview import Evidence, Finding, QueueOverview
 from djqueue.core.states import PENDING, State
 from djqueue.core.units import to_milliseconds
 from djqueue.core.workers import WorkerInfo
-from djqueue.models import Annotation, CronJob
-from djqueue.storage.base import Storage
+from djqueue.models import Annotation, CronJob, ErrorGroup
 
-from . import annotations, cronjobs
+from . import annotations, cronjobs, errorgroups
 from .healthchecks import MAX_NAMED, HealthFacts, check_handlers, check_silent, check_workers, listed
 from .sweeps import alias_of
 
@@ -38,31 +34,12 @@ STEADY = 0.2
 """Smallest share of failing attempts that counts as a problem if it was as high all hour."""
 MIN_FAILURES = 3
 """Failing attempts below which a rise may be chance."""
-MAX_EXAMINED = 2_000
-"""Dead letters that are read for the doctor."""
+MAX_ERRORS = 500
+"""Groups of errors that are judged, those seen last."""
 STUCK = 60 * MINUTE
 """Shortest milliseconds after which a running job may count as stuck."""
 OBSERVED = ("health.workers", "health.handlers", "health.silent")
 """Ids of the health checks that need nothing but `HealthFacts`, and are repeated with the facts at hand."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetterSample:
-    """Dead letters, newest first."""
-
-    dead_letters: tuple[DeadLetterRecord, ...]
-    at: int
-    capped: bool
-    """Whether there are more than were examined."""
-
-    @property
-    def all_letters(self) -> tuple[DeadLetterRecord, ...]:
-        """All dead letters; none if there are more, which may be older ones with the same errors."""
-        return () if self.capped else self.dead_letters
-
-    def matching(self, wanted: DeadLetterFilter) -> Iterator[DeadLetterRecord]:
-        """Yield the dead letters that match a filter."""
-        return (dead_letter for dead_letter in self.dead_letters if wanted.matches(dead_letter, self.at))
 
 
 class Situation(NamedTuple):
@@ -75,8 +52,8 @@ class Situation(NamedTuple):
     """Counts of each queue per minute, oldest first; the last minute is not over."""
     overdue: Sequence[tuple[CronJob, str]] = ()
     """Overdue schedules, each with the queue of its jobs."""
-    dead_letters: Sequence[DeadLetterRecord] = ()
-    """Dead letters, newest first."""
+    errors: Sequence[ErrorGroup] = ()
+    """Groups of errors, those seen last first."""
     deploy: tuple[int, str] | None = None
     """Time and version of the last deploy."""
 
@@ -103,37 +80,14 @@ def problems(situation: Situation, others: Sequence[Finding] = ()) -> list[Findi
 def read_situation(facts: HealthFacts) -> Situation:
     """Read what has happened lately, for the state of the storage that the health checks have read."""
     storage = facts.storage
-    deploy = annotations.last_deploy(alias_of(storage, Annotation))
-    sample = DeadLetterSample((), facts.at, capped=False)
-    if deploy is not None:
-        names = [queue.name for queue in facts.overview.queues if queue.counts.get(State.FAILED)]
-        sample = sample_dead_letters(storage, names, facts.at, MAX_EXAMINED)
     return Situation(
         facts,
         storage.workers.all(),
         read_hour(facts),
         cronjobs.overdue(alias_of(storage), facts.at),
-        sample.all_letters,
-        deploy,
+        errorgroups.newest(alias_of(storage, ErrorGroup), MAX_ERRORS),
+        annotations.last_deploy(alias_of(storage, Annotation)),
     )
-
-
-def sample_dead_letters(storage: Storage, names: Sequence[str], at: int, limit: int) -> DeadLetterSample:
-    """Read dead letters of queues in turns, so that a queue with many hides no error of another one."""
-    everything: Any = read_filter()
-    unread = deque(find_dead_letters(storage, name, everything) for name in names)
-    collected: list[DeadLetterRecord] = []
-    capped = False
-    while unread and not capped:
-        queue = unread.popleft()
-        if (dead_letter := next(queue, None)) is None:
-            continue
-        capped = len(collected) == limit
-        if not capped:
-            collected.append(dead_letter)
-            unread.append(queue)
-    collected.sort(key=lambda dead_letter: (-dead_letter.entered_at, dead_letter.queue, dead_letter.id))
-    return DeadLetterSample(tuple(collected), at, capped)
 
 
 def read_hour(facts: HealthFacts) -> dict[str, Sequence[Bucket]]:
@@ -212,29 +166,27 @@ def _failing(situation: Situation) -> Iterator[Finding]:
 
 
 def _new_errors(situation: Situation) -> Iterator[Finding]:
-    """Find errors that no job failed with before the last deploy."""
+    """Find errors with which no attempt failed before the last deploy, and those that came back since."""
     if situation.deploy is None:
         return
     deployed, version = situation.deploy
-    groups: dict[str, list[DeadLetterRecord]] = {}
-    for letter in situation.dead_letters:
-        groups.setdefault(fingerprint(letter), []).append(letter)
     found = [
         Evidence(
-            queue,
-            letters[0].name,
-            error=key,
-            size=len(letters),
-            since=letters[-1].entered_at,
-            text=_text(letters[0]),
+            group.queue,
+            group.name,
+            error=",".join(group.fingerprints),
+            size=group.attempts,
+            since=errorgroups.new_since(group),
+            text=error_text(group),
         )
-        for key, group in groups.items()
-        if group[-1].entered_at >= deployed
-        for queue, letters in _by_queue(group).items()
+        for group in situation.errors
+        if errorgroups.new_since(group) >= deployed
+        and situation.at - to_milliseconds(group.last_seen) < DAY
+        and errorgroups.is_open(group, situation.at)
     ]
     if found:
         found.sort(key=lambda one: -one.size)
-        errors = [f"{one.text!r} ({numbered(one.size, 'job')} of {one.queue!r})" for one in found]
+        errors = [f"{one.text!r} ({numbered(one.size, 'attempt')} in {one.queue!r})" for one in found]
         yield Finding(
             "problem.new_errors",
             "error",
@@ -386,16 +338,11 @@ OBSERVATIONS: tuple[Callable[[Situation], Iterator[Finding]], ...] = (
 )
 
 
-def _by_queue(letters: Sequence[DeadLetterRecord]) -> dict[str, list[DeadLetterRecord]]:
-    queues: dict[str, list[DeadLetterRecord]] = {}
-    for letter in letters:
-        queues.setdefault(letter.queue, []).append(letter)
-    return queues
-
-
-def _text(letter: DeadLetterRecord) -> str:
-    message = letter.error_message.strip().partition("\n")[0][:120]
-    return f"{letter.error_type.rpartition('.')[2] or letter.reason}: {message}".removesuffix(": ")
+def error_text(group: ErrorGroup) -> str:
+    """Return an error in one line."""
+    kind = group.error_type.rpartition(".")[2]
+    line = group.message.strip().partition("\n")[0][:120]
+    return f"{kind}: {line}".removeprefix(": ").removesuffix(": ")
 
 
 def _run_p99(buckets: Sequence[Bucket]) -> float | None:

@@ -10,7 +10,9 @@ from typing import Any
 from django.dispatch import Signal
 
 from djqueue.client.announcing import announcer
+from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.errorgroups import tally
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Claimed, Outcome
 from djqueue.core.logs import Log, type_name
@@ -92,6 +94,7 @@ class RunEvents:
         self._worker_id = worker_id
         self._outages = OutageLog(worker_id, clock.monotonic)
         self._summed = 0
+        self._version = get_settings().version
         self._throttled = ThrottledLog(logger, 60.0)
 
     @property
@@ -126,6 +129,7 @@ class RunEvents:
         """Record that an attempt failed and will be retried."""
         self.counters.retried += 1
         outcome = _outcome(run)
+        self._count_error(run, outcome, is_final=False)
         delay = outcome.delay / 1_000
         self._log(
             WARNING,
@@ -144,6 +148,7 @@ class RunEvents:
         """Record that a job failed permanently and is now a dead letter."""
         self.counters.failed += 1
         outcome = _outcome(run)
+        self._count_error(run, outcome, is_final=True)
         self._log(
             ERROR,
             run,
@@ -334,6 +339,10 @@ class RunEvents:
     ) -> None:
         """Log an event of a run; a traceback begins at its handler."""
         logger.log(level, text, _name(run), *values, exc_info=exc_info(error), extra=_extra(run.claimed))
+
+    def _count_error(self, run: Run, outcome: Outcome, *, is_final: bool) -> None:
+        queue, name = run.claimed.queue, run.claimed.name
+        tally.add(queue, name, outcome.error, version=self._version, reason=outcome.reason, is_final=is_final)
 
     def _send_signal(self, signal: Signal, name: str, **about: Any) -> None:
         announcer.announce(signal, name, **about)

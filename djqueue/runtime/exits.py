@@ -11,6 +11,9 @@ import sys
 import threading
 from typing import NoReturn
 
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.threads import start_daemon
+
 FINISHED = 0
 """Nothing is left to do."""
 FAILED = 1
@@ -66,13 +69,10 @@ def leave(code: int) -> NoReturn:
         if "django.db" in sys.modules:
             sys.modules["django.db"].connections.close_all()
         # A log handler of the project that blocks holds its lock.
-        flushing = threading.Thread(target=_flush, name="djqueue-exit", daemon=True)
         try:
-            flushing.start()
-        except RuntimeError:
+            start_daemon("djqueue-exit", _flush).join(FLUSH_TIMEOUT)
+        except StorageUnavailableError:
             _flush()
-        else:
-            flushing.join(FLUSH_TIMEOUT)
     finally:
         os._exit(code)
 

@@ -31,6 +31,7 @@ from djqueue.core import procfs
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.job import Lease
 from djqueue.core.logs import Log
+from djqueue.core.threads import start_daemon
 from djqueue.storage.base import Storage
 
 from .exits import STOP, end_with
@@ -212,8 +213,7 @@ class LeaseKeeper:
         if not self.pid:
             _keep(self.table, storage, self._parent, patience)
         self._closing = False
-        self._waiter = threading.Thread(target=self._wait, name="djqueue-keeper", daemon=True)
-        self._waiter.start()
+        self._waiter = start_daemon("djqueue-keeper", self._wait)
 
     def _wait(self) -> None:
         try:

@@ -9,6 +9,7 @@ from threading import Event, Thread
 from typing import Any, TypeVar
 
 from djqueue.conf import has_django
+from djqueue.core.threads import start_daemon
 
 from .executors.connections import close_connections
 from .owntasks import all_tasks, hidden, hide_tasks_on
@@ -74,11 +75,12 @@ class Periodic:
         self._last = last
         self._called = Event()
         self._stopped = False
-        self._thread = Thread(target=self._serve, name=name, daemon=True)
+        self._name = name
+        self._thread: Thread | None = None
 
     def start(self) -> None:
         """Start the thread; the first call comes after one interval."""
-        self._thread.start()
+        self._thread = start_daemon(self._name, self._serve)
 
     def hasten(self) -> None:
         """Call the action now, and then read the interval again."""
@@ -91,7 +93,7 @@ class Periodic:
 
     def join(self, timeout: float) -> None:
         """Wait at most `timeout` seconds until the thread has ended."""
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join(timeout)
 
     def _serve(self) -> None:

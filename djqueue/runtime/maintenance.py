@@ -1,6 +1,6 @@
 """Periodic maintenance of the storage on a worker's thread, and a check for unhandled jobs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from random import Random
 
@@ -20,6 +20,8 @@ UNHANDLED_CHECK_INTERVAL = 10_000
 """Milliseconds between two checks for unhandled jobs."""
 UNHANDLED_LOG_INTERVAL = 3_600_000
 """Milliseconds after which the same job name is logged again."""
+ERRORS = "errors"
+"""The chore that stores the errors of this process, which is done once more at the end."""
 MAX_NAMES = 20
 """Maximum of names logged by one check: those with the most jobs."""
 
@@ -39,11 +41,18 @@ class Maintenance:
     ) -> None:
         self._random = random
         self._events = events
-        self._chores = {"sweep": storage.maintain, **chores_of(storage)}
+        self._chores: dict[str, Callable[[], object]] = {"sweep": storage.maintain, **chores_of(storage)}
         if watch is not None:
             self._chores["unhandled"] = watch.look
-        resign = partial(self._call, "resign", storage.resign)
-        self._thread = Periodic("djqueue-maintenance", self._seconds, self._round, resign)
+        last: dict[str, Callable[[], object]] = {"resign": storage.resign}
+        if ERRORS in self._chores:
+            last[ERRORS] = self._chores[ERRORS]
+        self._thread = Periodic(
+            "djqueue-maintenance",
+            self._seconds,
+            partial(self._round, self._chores),
+            partial(self._round, last),
+        )
 
     def start(self) -> None:
         """Start the thread."""
@@ -54,8 +63,8 @@ class Maintenance:
         self._thread.stop()
         self._thread.join(STOP_TIMEOUT)
 
-    def _round(self) -> None:
-        for name, chore in self._chores.items():
+    def _round(self, chores: Mapping[str, Callable[[], object]]) -> None:
+        for name, chore in chores.items():
             self._call(name, chore)
 
     def _call(self, name: str, chore: Callable[[], object]) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from djqueue.core.threads import start_daemon
+
 from .exits import STOP
 from .loops import run_loop
 from .worker import RUNWORKERS, Worker
@@ -118,9 +120,7 @@ def _follow_parent(worker: Worker) -> None:
     pipe = os.environ.pop(PARENT_PIPE, None)
     if pipe is not None:
         # A parent that was killed cannot forward a signal.
-        threading.Thread(
-            target=_wait_for_end, args=(int(pipe), worker), name="djqueue-parent", daemon=True
-        ).start()
+        start_daemon("djqueue-parent", _wait_for_end, int(pipe), worker)
 
 
 def _wait_for_end(pipe: int, worker: Worker) -> None:

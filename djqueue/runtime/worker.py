@@ -13,6 +13,7 @@ from djqueue.conf import get_settings, has_django
 from djqueue.core import logs
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.threads import start_daemon
 from djqueue.storage.base import Storage, Unsubscribe
 
 from .claiming import ClaimLoop
@@ -233,8 +234,7 @@ class Worker:
         """
         if self._thread is not None:
             raise RuntimeError("The worker is already running.")
-        self._thread = threading.Thread(target=self._run_in_thread, name="djqueue-worker", daemon=True)
-        self._thread.start()
+        self._thread = start_daemon("djqueue-worker", self._run_in_thread)
         self._ready.wait()
         if not self._is_claiming:
             self.join()

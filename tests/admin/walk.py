@@ -24,6 +24,7 @@ from djqueue.models import (
     BulkOperation,
     CronJob,
     DeadLetter,
+    ErrorGroup,
     GroupState,
     Job,
     JobResult,
@@ -44,7 +45,17 @@ SETTINGS = {
     "LIMITERS": {"mail-limiter": {}, "zzhidden-limiter": {}},
     "QUEUES": {SHOWN: {"LIMITER": "mail-limiter"}, HIDDEN: {"LIMITER": "zzhidden-limiter"}},
 }
-WATCHED = (BulkOperation, CronJob, DeadLetter, GroupState, Job, JobResult, LimiterState, QueueState)
+WATCHED = (
+    BulkOperation,
+    CronJob,
+    DeadLetter,
+    ErrorGroup,
+    GroupState,
+    Job,
+    JobResult,
+    LimiterState,
+    QueueState,
+)
 """Tables that only the actions of users change in these tests."""
 
 
@@ -90,6 +101,16 @@ class Scene:
             make_attempt(done, worker=f"{queue}-worker"),
             make_log(done, f"line of {queue}"),
             QueueState.objects.create(name=queue, concurrency=3),
+            ErrorGroup.objects.create(
+                queue=queue,
+                key="abc",
+                fingerprints=["abc"],
+                name=name,
+                error_type="ValueError",
+                message=queue,
+                first_seen=NOON,
+                last_seen=datetime.now(UTC),
+            ),
             GroupState.objects.create(queue=queue, concurrency_key=f"{queue}-key", concurrency=2),
             LimiterState.objects.create(name=f"{queue}-limiter", concurrency=4),
             CronJob.objects.create(
@@ -116,6 +137,7 @@ class Scene:
             "job_id": f"{queue}-failed",
             "worker": f"{queue}-worker",
             "write": f"{queue}-write",
+            "key": "abc",
             "name": queue,
             "schedules/": cron.pk,
             "history/operations/": operation.pk,

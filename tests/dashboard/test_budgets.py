@@ -25,6 +25,7 @@ from tests.admin.factories import (
     make_log,
     make_result,
 )
+from tests.dashboard.acting import add_error
 from tests.dashboard.visiting import CAPTURED, logged_in, make_superuser, visit
 from tests.statements import recorded
 
@@ -63,6 +64,7 @@ def backend(request, settings):
     begun = bulk.begin("default", BulkKind.RETRY, bulk.Selection(("emails",)), expected=3)
     BulkOperation.objects.filter(pk=begun.pk).update(id=CAPTURED["pk"])
     CronJob(pk=CAPTURED["pk"], name="night", job_name="emails", schedule="0 4 * * *").save(force_insert=True)
+    add_error()
     if (kept := get_storage().capabilities.bulk_writes) is not None:
         kept.keep(report(CAPTURED["write"], shares={"emails": QueueShare(3, 2, 20, 1)}))
     return request.param

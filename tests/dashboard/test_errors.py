@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from django.urls import reverse
 
 from djqueue import Queue
 from djqueue.client import get_storage
@@ -10,11 +11,12 @@ from djqueue.client.deadletters import fingerprint
 from djqueue.core.job import DEAD_LETTER_REASONS
 from djqueue.core.states import State
 from djqueue.dashboard import rendering, rights
+from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.views import errors
-from djqueue.models import AuditEvent, BulkOperation
+from djqueue.models import AuditEvent, BulkOperation, ErrorGroup
 from djqueue.operations.bulk import Bulk
 from tests.admin.factories import make_job
-from tests.dashboard.acting import fail
+from tests.dashboard.acting import fail, note_error
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
 
 pytestmark = pytest.mark.django_db
@@ -52,14 +54,74 @@ def test_each_reason_has_a_label():
 
 def test_dead_letters_are_grouped_by_error(client, letters):
     groups = shown(client).context["groups"]
-    assert [(group.size, group.error_type) for group in groups] == [
-        (2, "shop.NoAddressError"),
+    assert [(row.group.attempts, row.group.error_type) for row in groups] == [
         (1, "shop.NoAddressError"),
+        (2, "shop.NoAddressError"),
     ]
-    assert ids(client, fingerprint=groups[0].fingerprint) == ["a", "b"]
+    assert ids(client, fingerprint=groups[1].fingerprints) == ["a", "b"]
     html = shown(client).content.decode()
     assert "Last 14 days as a table" in html
-    assert groups[0].days[-1] == 2
+    assert groups[1].days[-1] == 2
+
+
+def group_page(client, at=0, **query):
+    group = ErrorGroup.objects.order_by("pk")[at]
+    response = client.get(reverse("admin:djqueue_dashboard_error", args=[group.queue, group.key]))
+    assert response.status_code == 200
+    return response
+
+
+def act_on_group(client, action, **given):
+    group = ErrorGroup.objects.order_by("pk").first()
+    url = reverse(f"admin:djqueue_dashboard_error_{action}", args=[group.queue, group.key])
+    return client.post(url, given, follow=True)
+
+
+def test_page_of_an_error_shows_its_times_versions_and_hours(client, letters):
+    note_error("emails", "no address 4", version="v2 <b>")
+    html = group_page(client).content.decode()
+    assert "no address 4" in html
+    assert "v2 &lt;b&gt;" in html
+    assert "Failed attempts per hour" in html
+    assert [hour.attempts for hour in group_page(client).context["hours"]][-1] == 3
+    assert "Resolve in the next version" in html
+
+
+def test_error_is_resolved_ignored_and_reopened(client, letters):
+    note_error("emails", "no address 4", version="v1")
+    html = act_on_group(client, "resolve", version="v1").content.decode()
+    assert "The error is resolved." in html
+    assert "(v1)" in html
+    assert len(shown(client).context["groups"]) == 1
+    assert [row.state for row in shown(client, show="resolved").context["groups"]] == ["resolved"]
+    note_error("emails", "no address 5", version="v1")
+    read_cache.clear()
+    assert [row.state for row in shown(client).context["groups"]] == ["back", "open"]
+    assert "The error is ignored." in act_on_group(client, "ignore", hours="24").content.decode()
+    assert [row.state for row in shown(client, show="ignored").context["groups"]] == ["ignored"]
+    assert act_on_group(client, "ignore", hours="x").status_code == 400
+    assert "The error is open again." in act_on_group(client, "reopen").content.decode()
+    actions = AuditEvent.objects.order_by("pk").values_list("action", "queue")
+    assert list(actions) == [(f"error_{one}", "emails") for one in ("resolve", "ignore", "reopen")]
+    ErrorGroup.objects.all().delete()
+    assert client.get(address(BY_NAME["error"])).status_code == 404
+    response = client.post(address(BY_NAME["error_resolve"]), follow=True)
+    assert "The error no longer exists." in response.content.decode()
+
+
+def test_retry_of_a_group_retries_its_dead_letters_alone(client, letters):
+    url = group_page(client).context["retry_url"]
+    assert "<strong>2</strong> <span>can be retried" in client.get(url).content.decode()
+
+
+def test_errors_of_hidden_queues_are_hidden(client, letters, settings):
+    seen = {"QUEUE_FILTER": lambda _request, name: name != "emails"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
+    assert shown(client).context["groups"] == []
+    group = ErrorGroup.objects.first()
+    url = reverse("admin:djqueue_dashboard_error", args=[group.queue, group.key])
+    assert client.get(url).status_code == 403
+    assert "no address" not in shown(client).content.decode()
 
 
 def test_each_filter_narrows_the_list(client, letters):
@@ -108,7 +170,7 @@ def test_queue_with_many_dead_letters_hides_no_error_of_others(client, letters, 
     Queue("invoices").enqueue(id="d")
     fail("d", "no sum", queue="invoices")
     page = shown(client)
-    assert {queue for group in page.context["groups"] for queue in group.queues} == {"emails", "invoices"}
+    assert {row.group.queue for row in page.context["groups"]} == {"emails", "invoices"}
     assert "searched" in page.content.decode()
     assert len(page.context["dead_letters"]) == 3
 

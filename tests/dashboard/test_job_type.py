@@ -78,7 +78,7 @@ def test_page_shows_counts_runs_errors_and_who_knows_the_job(client: Any, greet:
     assert [one.pk for one in response.context["schedules"]] == [schedule.pk]
     assert response.context["queues"] == ["emails"]
     [group] = response.context["groups"]
-    assert (group.error_type, group.size) == ("shop.NoAddressError", 1)
+    assert (group.group.error_type, group.group.attempts) == ("shop.NoAddressError", 1)
     html = response.content.decode()
     assert "Send a greeting." in html
     assert "emails(to: str, times: int = 1, *, loud: bool = False" in html

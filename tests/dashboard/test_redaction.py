@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from djqueue import job
 from djqueue.codecs import MSGPACK, encode
+from djqueue.core.messages import ThrottledLog
 from djqueue.core.options import JobOptions
-from djqueue.dashboard import redaction
+from djqueue.dashboard import redaction, rendering
 from djqueue.dashboard.views import editing
 from djqueue.errors import OptionError
 from tests.core.making import make_job
@@ -26,6 +27,11 @@ values = st.recursive(
 @job(name="tests.redaction.pay")
 def pay(order, card_token, *others):
     """Registered, so that its parameters' names are known."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_logged_before(monkeypatch):
+    monkeypatch.setattr(redaction, "problems", ThrottledLog(redaction.logger, redaction.PAUSE))
 
 
 def record(name, value):
@@ -116,6 +122,65 @@ def test_failure_of_redact_function_hides_the_value_and_is_logged_without_it(cap
     assert "tests.redaction.refund failed at" in caplog.text
     assert "LookupError" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+class Unprintable:
+    """Neither shown nor compared without an error."""
+
+    def __repr__(self):
+        raise RuntimeError
+
+    __eq__ = __ne__ = __repr__  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]
+
+
+class NamelessType(type):
+    """A class whose name cannot be read."""
+
+    def __getattribute__(cls, name):
+        raise RuntimeError(name)
+
+
+class NamelessError(Exception, metaclass=NamelessType):
+    """Raised by a redact function."""
+
+
+@pytest.mark.parametrize("raised", [SystemExit(3), NamelessError(), MemoryError()])
+def test_whatever_a_redact_function_raises_hides_the_value(raised, caplog):
+    def fails(value, part):
+        raise raised
+
+    job(name="tests.redaction.fails", redact=fails)(lambda: None)
+
+    made = record("tests.redaction.fails", {"a": 1})
+    assert [repr(redaction.payload(made, revealed=False)) for _ in range(3)] == ["•••"] * 3
+    assert len([line for line in caplog.messages if "tests.redaction.fails failed at" in line]) <= 1
+
+
+def test_objects_that_a_redact_function_returns_break_no_page():
+    job(name="tests.redaction.objects", redact=lambda value, part: {"args": [Unprintable()], "kwargs": {}})(
+        lambda one: None
+    )
+    made = record("tests.redaction.objects", {"args": [1], "kwargs": {}})
+
+    shown = redaction.payload(made, revealed=False)
+
+    assert "Unprintable" in rendering.text(shown["args"][0])
+    assert rendering.text(shown) == "{\n    'args': <builtins.list>,\n    'kwargs': {},\n}"
+    assert redaction.payload_line(made) == f"one={rendering.text(shown['args'][0])}"
+    assert redaction.hides(made, made.payload, shown)
+
+
+def test_slow_redact_function_keeps_only_one_page_waiting(monkeypatch, caplog):
+    monkeypatch.setattr(redaction, "SLOW", 0)
+    calls = []
+    job(name="tests.redaction.slow", redact=lambda value, part: calls.append(part) or value)(lambda: None)
+    made = record("tests.redaction.slow", {"a": 1})
+
+    shown = [repr(redaction.payload(made, revealed=False)) for _ in range(3)]
+
+    assert (shown, calls) == (["{'a': 1}", "•••", "•••"], ["payload"])
+    assert "The redact function of tests.redaction.slow took" in caplog.text
 
 
 @pytest.mark.parametrize("answer", [{"args": 5, "kwargs": {}}, {"args": None, "kwargs": None}])

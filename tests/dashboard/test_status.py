@@ -1,6 +1,7 @@
 """Status: what is wrong, since when, and what can be done."""
 
 import re
+from dataclasses import replace
 from html import unescape
 
 import pytest
@@ -8,18 +9,24 @@ from django.urls import resolve
 
 from djqueue import Queue
 from djqueue.client import get_storage
+from djqueue.conf import get_settings
+from djqueue.conf.values import HealthSettings
 from djqueue.core import workers
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.messages import HiddenOptions
 from djqueue.core.metrics import MINUTE
-from djqueue.core.overview import Finding
+from djqueue.core.overview import Finding, Overview
 from djqueue.core.units import to_datetime
 from djqueue.core.workers import SILENT_AFTER, RunningJob, WorkerInfo
 from djqueue.dashboard import boards, rights
 from djqueue.dashboard.reading import read_cache
+from djqueue.dashboard.redaction import HIDDEN
+from djqueue.dashboard.views.system import settings_in_effect
 from djqueue.models import Annotation, BulkKind, CronJob
 from djqueue.operations import bulk
 from djqueue.operations.annotations import annotate
+from djqueue.operations.healthchecks import check_silent, facts_of
 from tests.dashboard.acting import fail
 from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
 from tests.support import PATIENCE, eventually
@@ -360,8 +367,8 @@ def test_errors_that_are_new_since_the_deploy_are_a_problem(client, memory):
     card = cards(client)["problem.new_errors"]
     assert card.sentence == "New since the deploy: NoAddressError: before"
     [item] = card.items
-    assert item.note == "1 job of emails"
-    assert [one.label for one in item.actions] == ["Retry…", "Show jobs"]
+    assert item.note == "1 failed attempt in emails"
+    assert [one.label for one in item.actions] == ["Retry…", "Show jobs", "Resolve"]
     assert "all since the deploy" in shown(client).content.decode()
     fail("job-2", "after")
     read_cache.clear()
@@ -379,9 +386,9 @@ def test_top_errors_of_dead_letters_are_listed(client, memory):
         Queue("emails").enqueue(1, id=f"job-{number}")
         fail(f"job-{number}", f"no address {number}")
     [group] = shown(client).context["groups"]
-    assert (group.size, group.error_type) == (3, "shop.NoAddressError")
+    assert (group.group.attempts, group.group.error_type) == (3, "shop.NoAddressError")
     html = shown(client).content.decode()
-    assert re.search(r'href="[^"]*errors/\?fingerprint=\w+">NoAddressError', html)
+    assert re.search(r'href="[^"]*errors/emails/\w+/">NoAddressError', html)
 
 
 def test_late_schedules_are_listed(client, memory):
@@ -407,6 +414,51 @@ def test_silent_workers_are_listed(client, memory, monkeypatch):
     assert card.sentence == "Worker w2 has stopped sending heartbeats."
     [item] = card.items
     assert (item.label, item.note, item.since) == ("w2", "2 active jobs", quiet.seen_at)
+
+
+def test_silent_worker_that_was_replaced_is_no_problem_as_for_the_health_check(client, memory, monkeypatch):
+    board = boards.read_board()
+    gone = WorkerInfo("w1", "host", 7, None, ("emails",), 4, board.at - MINUTE, board.at - SILENT_AFTER - 1)
+    gone = gone._replace(supervisor=1)
+    other = gone._replace(id="w2", supervisor=2, pid=8)
+    new = gone._replace(id="w3", pid=9, started_at=board.at, seen_at=board.at)
+    monkeypatch.setattr(boards, "read_board", lambda: board._replace(workers=(gone, other, new)))
+    assert [item.label for item in cards(client)["health.silent"].items] == ["w2"]
+    facts = facts_of(get_storage(), Overview(board.at, []), (gone, other, new), HealthSettings())
+    assert [one.worker for found in check_silent(facts) for one in found.evidence] == ["w2"]
+
+
+SECRETS = {
+    "MONITORING": {"TOKEN": "hunter2-hunter2-hunter2"},
+    "QUEUES": {"hidden-queue": {"OBJECTIVE": 30}},
+    "LIMITERS": {"hidden-limiter": {"CONCURRENCY": 3}},
+}
+
+
+def test_settings_in_effect_show_no_secret_and_no_queue_that_the_user_must_not_see(client, memory, settings):
+    settings.DJQUEUE = {**SECRETS, "STORAGE": settings.DJQUEUE["STORAGE"], "VERSION": "v7"}
+    html = client.get(address(BY_NAME["system"])).content.decode()
+    assert "hunter2" not in html
+    lines = {line.name: line for line in settings_in_effect(get_settings())}
+    assert (lines["VERSION"].value, lines["VERSION"].is_default) == ("v7", False)
+    assert lines["MONITORING: TOKEN"].value == HIDDEN
+    assert lines["CONCURRENCY"].is_default
+    options = HiddenOptions(url="redis://user:hunter2@host/0", password="hunter2")
+    shown_options = [
+        line.value for line in settings_in_effect(replace(get_settings(), storage_options=options))
+    ]
+    assert not any("hunter2" in value for value in shown_options)
+    assert "hidden-queue" in html
+    assert "hidden-limiter" in html
+
+    seen = {"QUEUE_FILTER": lambda _request, name: name != "hidden-queue"}
+    settings.DJQUEUE = {**settings.DJQUEUE, "DASHBOARD": seen}
+    Queue("hidden-queue").enqueue(1)
+    read_cache.clear()
+    html = client.get(address(BY_NAME["system"])).content.decode()
+    assert "v7" in html
+    assert "hidden-queue" not in html
+    assert "hidden-limiter" not in html
 
 
 def test_silent_workers_of_hidden_queues_are_neither_listed_nor_counted(

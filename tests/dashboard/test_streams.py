@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
@@ -229,6 +230,23 @@ async def test_one_read_per_second_feeds_all_streams(enabled, monkeypatch):
     for lines in opened:
         await lines.aclose()
     assert streams.watcher.subscribers == 0
+
+
+@pytest.mark.django_db(transaction=True)
+async def test_stream_without_a_thread_ends_and_the_next_one_reports_changes(enabled, monkeypatch, caplog):
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(StopAsyncIteration):
+            await anext(aiter(streams.EventStream()))
+    assert (streams.watcher.subscribers, streams.watcher.is_watching) == (0, False)
+    assert "could not start: can't start new thread" in caplog.text
+
+    lines = aiter(streams.EventStream())
+    await begun(lines)
+    await lines.aclose()
 
 
 # A real server.

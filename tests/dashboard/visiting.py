@@ -21,6 +21,7 @@ CAPTURED = {
     "worker": "w1",
     "write": "write-1",
     "name": "emails",
+    "key": "abc",
 }
 """Values for the captures of routes."""
 

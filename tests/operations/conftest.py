@@ -1,15 +1,10 @@
-"""An empty Redis, tables that are empty, and a clock for both that a test moves on."""
+"""An empty Redis, and a clock for it and for the tables, which a test moves on."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.signals import connection_created
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.operations.mirror import Mirror
@@ -17,39 +12,9 @@ from djqueue.storage.redis import RedisStorage
 from djqueue.testing.clock import FakeClock
 from tests import servers
 from tests.support import PATIENCE
-from tests.tables import empty_tables, every_app
 
 MakeStorage = Callable[..., RedisStorage]
 MakeMirror = Callable[..., Mirror]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents and "tables" in getattr(item, "fixturenames", ()):
-            # Real transactions, and nothing that is emptied by pytest-django: see `tables`.
-            item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
-            item.add_marker(pytest.mark.database)
-
-
-@pytest.fixture
-def tables() -> Iterator[None]:
-    """Django's database; afterwards djqueue's tables are emptied."""
-    opened: list[BaseDatabaseWrapper] = []
-
-    def note(connection: BaseDatabaseWrapper, **_: Any) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            opened.append(connection)
-
-    connection_created.connect(note)
-    with every_app():
-        yield
-        connection_created.disconnect(note)
-        for found in opened:  # by a test's own threads
-            found.inc_thread_sharing()
-            found.close()
-        connection.close()
-        empty_tables()
 
 
 @pytest.fixture

@@ -149,13 +149,13 @@ class Broker:
     def consume(self, consumer: Consumer) -> None:
         """Begin the maintenance, which goes on while a consumer consumes or holds messages."""
         with self._lock:
+            if self._maintenance is None:
+                maintenance = Periodic(
+                    "djqueue-celery", lambda: MAINTENANCE_INTERVAL, self._round, self.storage.resign
+                )
+                maintenance.start()
+                self._maintenance = maintenance
             self._consumers.add(consumer)
-            if self._maintenance is not None:
-                return
-            self._maintenance = Periodic(
-                "djqueue-celery", lambda: MAINTENANCE_INTERVAL, self._round, self.storage.resign
-            )
-            self._maintenance.start()
 
     def leave(self, consumer: Consumer) -> None:
         """End the maintenance if this was the last consumer."""

@@ -38,6 +38,7 @@ from djqueue.core.errors import ConfigurationError, Snooze, UnrecoverableError
 from djqueue.core.executors import INLINE
 from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
+from djqueue.core.threads import start_daemon
 from djqueue.runtime.runs import JobContext, run_of
 from djqueue.storage.base import Storage
 
@@ -131,7 +132,6 @@ class CeleryTasks:
             for queue in app.amqp.queues.consume_from.values():
                 queue(connection.default_channel).declare()
         self._control = ControlThread(app, self.hostname, self.pool)
-        self._control.start()
         signals.worker_ready.send(sender=self)
 
     def stop(self) -> None:
@@ -366,11 +366,7 @@ class ControlThread:
             handlers={name: Panel.data[name] for name in COMMANDS if name in Panel.data},
             state=AttributeDict(app=app, hostname=hostname, consumer=consumer, tset=set),
         )
-        self._thread = threading.Thread(target=self._run, name="djqueue-celery-control", daemon=True)
-
-    def start(self) -> None:
-        """Begin to receive commands."""
-        self._thread.start()
+        self._thread = start_daemon("djqueue-celery-control", self._run)
 
     def stop(self) -> None:
         """End, and wait until the thread has ended."""

@@ -1,30 +1,44 @@
-"""Dead letters: grouped by error, listed, retried, deleted and exported."""
+"""Errors, which users resolve and ignore; dead letters, which are listed, retried, deleted and exported."""
 
 import json
-from collections import Counter
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 from django import forms
+from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from djqueue.client import get_storage
-from djqueue.client.deadletters import fingerprint, read_filter
+from djqueue.client.deadletters import (
+    DeadLetterFilter,
+    find_dead_letters,
+    fingerprint,
+    is_of_type,
+    read_filter,
+)
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import OptionError
-from djqueue.core.job import DEAD_LETTER_REASONS, DeadLetterRecord
+from djqueue.core.job import DEAD_LETTER_REASONS, DeadLetterRecord, JobFailure
+from djqueue.core.metrics import HOUR
+from djqueue.core.options import DAY
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime
-from djqueue.dashboard import actions, boards, rendering, rights
+from djqueue.dashboard import actions, audit, boards, charts, rendering, rights
 from djqueue.dashboard.actions import RateForm, act_on_selection, delete_selection
-from djqueue.dashboard.forms import check_hidden
+from djqueue.dashboard.forms import BadInputError, check_hidden
 from djqueue.dashboard.reading import CachedRead, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
-from djqueue.models import BulkKind
-from djqueue.operations import bulk
-from djqueue.operations.problems import DeadLetterSample, sample_dead_letters
+from djqueue.dashboard.tables import alias_of, rows_of
+from djqueue.models import BulkKind, ErrorGroup
+from djqueue.operations import bulk, errorgroups
+from djqueue.operations.problems import MAX_ERRORS
 from djqueue.storage.actions import REMOVE, RETRY
+from djqueue.storage.base import Storage
 
 pages = Pages()
 MAX_EXAMINED = 10_000
@@ -37,26 +51,93 @@ FILTERS = ("reason", "name", "error_type", "fingerprint")
 """Filters in query strings, named like the arguments of `Queue.retry_dead`."""
 DAYS = 14
 """Days in the chart of a group."""
-DAY = 86_400_000
+CHART_HOURS = 7 * 24
+"""Hours in the chart on a group's page."""
+STATES: dict[str, Any] = {
+    "open": gettext_lazy("Open"),
+    "back": gettext_lazy("Came back"),
+    "resolved": gettext_lazy("Resolved"),
+    "ignored": gettext_lazy("Ignored"),
+}
+"""Labels of the states of groups."""
+SHOWN = ("open", "resolved", "ignored")
+"""States that the list can be narrowed to; groups that came back are open."""
+IGNORED_FOR = ((1, gettext_lazy("1 hour")), (24, gettext_lazy("1 day")), (168, gettext_lazy("7 days")))
+"""Hours for which groups can be ignored, with labels."""
 GROUPS_LISTED = 50
 """Maximum groups listed, the largest."""
 
 
-class FailureGroup(NamedTuple):
-    """Dead letters with the same error, regardless of numbers in the message."""
+@dataclass(frozen=True, slots=True)
+class DeadLetterSample:
+    """Dead letters, newest first."""
 
-    fingerprint: str
-    error_type: str
-    error_message: str
-    """Message of the newest dead letter."""
-    size: int
-    first: int
-    """Time of the oldest dead letter, in UTC milliseconds."""
-    last: int
-    queues: list[str]
-    names: list[str]
+    dead_letters: tuple[DeadLetterRecord, ...]
+    at: int
+    capped: bool
+    """Whether there are more than were examined."""
+
+    def matching(self, wanted: DeadLetterFilter) -> Iterator[DeadLetterRecord]:
+        """Yield the dead letters that match a filter."""
+        return (dead_letter for dead_letter in self.dead_letters if wanted.matches(dead_letter, self.at))
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorHour:
+    """The failed attempts of a group in one hour."""
+
+    start: int
+    step: int
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorRow:
+    """A group of errors as pages show it."""
+
+    group: ErrorGroup
+    state: str
+    """One of `STATES`."""
     days: list[int]
-    """Dead letters per day, oldest day first."""
+    """Failed attempts per day, oldest day first."""
+
+    @property
+    def fingerprints(self) -> str:
+        """The fingerprints of the group, as filters of dead letters take them."""
+        return ",".join(self.group.fingerprints)
+
+    @property
+    def text(self) -> str:
+        """The error in one line."""
+        return error_line(self.group)
+
+    @property
+    def label(self) -> str:
+        """Label of its state."""
+        return str(STATES[self.state])
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in ("open", "back")
+
+    @property
+    def versions(self) -> list[tuple[str, int, int, int]]:
+        """Version, failed attempts, first and last time of each version, the one seen last first."""
+        known: dict[str, tuple[int, int, int]] = self.group.versions
+        found = [(version, count, first, last) for version, (count, first, last) in known.items()]
+        return sorted(found, key=itemgetter(3), reverse=True)
+
+
+class ResolveForm(forms.Form):
+    """The version in which an error is resolved; empty for the next one."""
+
+    version = forms.CharField(required=False, max_length=255)
+
+
+class IgnoreForm(forms.Form):
+    """Hours for which an error is ignored."""
+
+    hours = forms.IntegerField(min_value=1, max_value=24 * 365)
 
 
 class BeginForm(RateForm):
@@ -81,8 +162,15 @@ def dead_letters(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     after = request.GET.get("after", "")
     shown, older = page_of(matching, after)
     here = {**query, "queue": queue}
+    show = request.GET.get("show", "open")
+    rows = [] if problem or "reason" in query else error_rows(request, queue, query)
     context = {
-        "groups": grouped(matching, sample.at)[:GROUPS_LISTED],
+        "groups": [row for row in rows if show in (row.state, "open" if row.is_open else "")][:GROUPS_LISTED],
+        "shown": [
+            (name, STATES[name], sum(name in (row.state, "open" if row.is_open else "") for row in rows))
+            for name in SHOWN
+        ],
+        "show": show,
         "dead_letters": shown,
         "older": older and site.url("errors", **here, after=older),
         "newest": site.url("errors", **here) if after or older else "",
@@ -138,19 +226,65 @@ def read_query(given: Mapping[str, str]) -> dict[str, str]:
     return query
 
 
-def error_text(request: HttpRequest, queue: str, mark: str) -> str:
-    """Return the error with a fingerprint as text; the fingerprint if no dead letter has it."""
-    found = read_dead_letters(request, queue).value.matching(read_filter(fingerprint=mark))
-    newest = next(found, None)
-    return mark if newest is None else rendering.error_line(newest)
+def sample_dead_letters(storage: Storage, names: Sequence[str], at: int, limit: int) -> DeadLetterSample:
+    """Read dead letters of queues in turns, so that a queue with many hides no error of another one."""
+    everything: Any = read_filter()
+    unread = deque(find_dead_letters(storage, name, everything) for name in names)
+    collected: list[DeadLetterRecord] = []
+    capped = False
+    while unread and not capped:
+        queue = unread.popleft()
+        if (dead_letter := next(queue, None)) is None:
+            continue
+        capped = len(collected) == limit
+        if not capped:
+            collected.append(dead_letter)
+            unread.append(queue)
+    collected.sort(key=lambda dead_letter: (-dead_letter.entered_at, dead_letter.queue, dead_letter.id))
+    return DeadLetterSample(tuple(collected), at, capped)
 
 
-def grouped(sampled: Sequence[DeadLetterRecord], at: int) -> list[FailureGroup]:
-    """Group dead letters by fingerprint, largest group first."""
-    groups: dict[str, list[DeadLetterRecord]] = {}
-    for dead_letter in sampled:
-        groups.setdefault(fingerprint(dead_letter), []).append(dead_letter)
-    return [_group(*group, at) for group in sorted(groups.items(), key=lambda group: -len(group[1]))]
+def error_rows(
+    request: HttpRequest, queue: str = "", query: Mapping[str, str] | None = None
+) -> list[ErrorRow]:
+    """Return the groups of a queue, or of all queues that the user can see, those seen last first.
+
+    Args:
+        query: Filters as in a query string.
+    """
+    names = tuple(one.name for one in boards.board(request).value.lines if queue in ("", one.name))
+    wanted = query or {}
+    marks = set(wanted.get("fingerprint", "").split(",")) - {""}
+    now = SYSTEM_CLOCK.now()
+
+    def read() -> list[ErrorGroup]:
+        return errorgroups.newest(alias_of(ErrorGroup), MAX_ERRORS, names)
+
+    return [
+        row_of(group, now)
+        for group in read_cache.read(("error groups", *names), read, fresh=DEAD_LETTERS_FRESH).value
+        if wanted.get("name", group.name) == group.name
+        and ("error_type" not in wanted or is_of_type(group.error_type, wanted["error_type"]))
+        and (not marks or not marks.isdisjoint(group.fingerprints))
+    ]
+
+
+def row_of(group: ErrorGroup, now: int) -> ErrorRow:
+    """Return a group as pages show it."""
+    hours = errorgroups.hours_until(group, now, DAYS * 24)
+    days = [sum(hours[at : at + 24]) for at in range(0, len(hours), 24)]
+    return ErrorRow(group, errorgroups.state_of(group, now), days)
+
+
+def error_line(group: ErrorGroup) -> str:
+    """Return an error in one line."""
+    return rendering.failure_line(JobFailure(group.error_type, group.message))
+
+
+def error_text(request: HttpRequest, queue: str, marks: str) -> str:
+    """Return the error with fingerprints as text; the fingerprints if they have none."""
+    found = error_rows(request, queue, {"fingerprint": marks})
+    return found[0].text if found else marks
 
 
 def page_of(found: Sequence[DeadLetterRecord], after: str) -> tuple[list[DeadLetterRecord], str]:
@@ -229,22 +363,73 @@ def export(request: HttpRequest, _site: DashboardSite) -> HttpResponseBase:
     return response
 
 
-def _group(key: str, members: Sequence[DeadLetterRecord], at: int) -> FailureGroup:
-    newest, oldest = members[0], members[-1]
-    ages = Counter((at - member.entered_at) // DAY for member in members)
-    queues = Counter(member.queue for member in members)
-    names = Counter(member.name for member in members)
-    return FailureGroup(
-        key,
-        newest.error_type,
-        newest.error_message,
-        len(members),
-        oldest.entered_at,
-        newest.entered_at,
-        [name for name, _count in queues.most_common()],
-        [name for name, _count in names.most_common()],
-        [ages[day] for day in reversed(range(DAYS))],
-    )
+@pages.show("error", "errors/<djq:queue>/<djq:key>/", rights.VIEW)
+def error(request: HttpRequest, site: DashboardSite, queue: str, key: str) -> HttpResponse:
+    """Show one error: when, in which versions and how often attempts failed with it."""
+    crumbs = [site.crumb("errors")]
+    group = rows_of(ErrorGroup).filter(queue=queue, key=key).first()
+    if group is None:
+        text = _("Errors that do not occur any more are removed when their retention ends.")
+        return site.not_found(request, _("Error not found"), text, tab="errors", crumbs=crumbs)
+    now = SYSTEM_CLOCK.now()
+    start = (now // HOUR - CHART_HOURS + 1) * HOUR
+    marks = charts.annotations_between(start, start + CHART_HOURS * HOUR)
+    counts = errorgroups.hours_until(group, now, CHART_HOURS)
+    row = row_of(group, now)
+    filters = {"queue": queue, "fingerprint": row.fingerprints}
+    context = {
+        "row": row,
+        "group": group,
+        "hours": [ErrorHour(start + at * HOUR, HOUR, count) for at, count in enumerate(counts)],
+        "annotations": marks,
+        "version": row.versions[0][0] if row.versions else "",
+        "periods": IGNORED_FOR,
+        "retry_url": site.url("errors_preview", **filters, kind=BulkKind.RETRY),
+        "purge_url": site.url("errors_preview", **filters, kind=BulkKind.PURGE),
+        "jobs_url": site.url("jobs", queue=queue, error=row.fingerprints, state=State.FAILED.value),
+        "letters_url": site.url("errors", **filters),
+    }
+    title = group.error_type.rpartition(".")[2] or _("Error")
+    return site.render(request, "error.html", title, context, tab="errors", crumbs=crumbs)
+
+
+@pages.act("error_resolve", "errors/<djq:queue>/<djq:key>/resolve/", rights.DEAD_LETTERS)
+def resolve(request: HttpRequest, site: DashboardSite, queue: str, key: str) -> HttpResponse:
+    """Resolve an error: it comes back when an attempt of this or an unknown version fails with it."""
+    form = ResolveForm(request.POST)
+    version = form.cleaned_data["version"] if form.is_valid() else ""
+    group = errorgroups.resolve(alias_of(ErrorGroup), queue, key, version)
+    return _changed(request, site, "error_resolve", group, _("The error is resolved."), version=version)
+
+
+@pages.act("error_ignore", "errors/<djq:queue>/<djq:key>/ignore/", rights.DEAD_LETTERS)
+def ignore(request: HttpRequest, site: DashboardSite, queue: str, key: str) -> HttpResponse:
+    """Ignore an error for some hours."""
+    form = IgnoreForm(request.POST)
+    if not form.is_valid():
+        raise BadInputError(f"hours: {' '.join(map(str, form.errors['hours']))}")
+    hours = form.cleaned_data["hours"]
+    group = errorgroups.ignore(alias_of(ErrorGroup), queue, key, SYSTEM_CLOCK.now() + hours * HOUR)
+    return _changed(request, site, "error_ignore", group, _("The error is ignored."), hours=hours)
+
+
+@pages.act("error_reopen", "errors/<djq:queue>/<djq:key>/reopen/", rights.DEAD_LETTERS)
+def reopen(request: HttpRequest, site: DashboardSite, queue: str, key: str) -> HttpResponse:
+    """Open an error again that was resolved or ignored."""
+    group = errorgroups.reopen(alias_of(ErrorGroup), queue, key)
+    return _changed(request, site, "error_reopen", group, _("The error is open again."))
+
+
+def _changed(
+    request: HttpRequest, site: DashboardSite, action: str, group: ErrorGroup | None, done: str, **detail: Any
+) -> HttpResponse:
+    """Record a change of a group, and return to its page; `group` is None if it is not there."""
+    if group is None:
+        messages.warning(request, _("The error no longer exists."))
+        return site.back(request, "errors")
+    audit.note(request, action, queue=group.queue, detail={"error": error_line(group), **detail})
+    messages.success(request, done)
+    return site.back(request, "error", group.queue, group.key)
 
 
 def _preview_bulk(

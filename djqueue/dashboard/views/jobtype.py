@@ -306,8 +306,6 @@ def _page(request: HttpRequest, site: DashboardSite, name: str, form: RunForm) -
     runs = read_cache.read(
         ("runs", name, *queues), lambda: _runs(name, queues), fresh=FRESH, versioned=True
     ).value
-    sample = errors.read_dead_letters(request).value if board.total(State.FAILED) else None
-    letters = [] if sample is None else [one for one in sample.dead_letters if one.name == name]
     marks = charts.annotations_within(counts.series)
     mark = _mark(request, marks)
     seen = worker_rows(request).value.rows
@@ -322,7 +320,7 @@ def _page(request: HttpRequest, site: DashboardSite, name: str, form: RunForm) -
         "annotations": marks,
         "mark": mark,
         "periods": [] if mark is None else periods(counts.series, mark),
-        "groups": [] if sample is None else errors.grouped(letters, sample.at)[:LISTED],
+        "groups": [one for one in errors.error_rows(request, query={"name": name}) if one.is_open][:LISTED],
         "runs": runs,
         "running": sorted(running, key=_started)[:LISTED],
         "queues": queues,

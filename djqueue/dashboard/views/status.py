@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy, ngettext
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.metrics import Bucket, Percentile
 from djqueue.core.states import PENDING, State
+from djqueue.core.units import to_datetime
 from djqueue.dashboard import boards, charts, incidents, problemcards, problems, reading, rendering, rights
 from djqueue.dashboard.problemcards import ProblemCard
 from djqueue.dashboard.reading import CachedRead, read_cache
@@ -18,9 +19,9 @@ from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of
 from djqueue.dashboard.views import errors
 from djqueue.dashboard.views.workers import worker_rows
-from djqueue.models import Annotation, CronJob
-from djqueue.operations import annotations, cronjobs
-from djqueue.operations.problems import RECENT, DeadLetterSample, failing
+from djqueue.models import Annotation, CronJob, ErrorGroup
+from djqueue.operations import annotations, cronjobs, errorgroups
+from djqueue.operations.problems import MAX_ERRORS, RECENT, failing
 
 pages = Pages()
 
@@ -91,7 +92,6 @@ def status(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         # The last point of the chart is the current age of the oldest job, which grows.
         reading.expire_at(request, board.at + AGES)
     workers = worker_rows(request).value
-    sample = _dead_letters(request, board)
     report, _found = problems.of_page(request, checks)
     deploy = read_cache.read(
         "deploy", lambda: annotations.last_deploy(alias_of(Annotation)), fresh=SLOW_READ_TTL
@@ -100,7 +100,7 @@ def status(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     situation = problems.situation_of(
         boards.whole().value,
         overdue=_overdue(),
-        dead_letters=sample.all_letters if sample is not None else (),
+        errors=read_cache.read("errors", _read_errors, fresh=SLOW_READ_TTL).value,
         deploy=deploy,
     )
     cards = problemcards.cards(
@@ -120,8 +120,8 @@ def status(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "worst": worst,
         "targets": [line for line in worst if line.objective is not None],
         "minutes": _minutes(worst),
-        "groups": [] if sample is None else errors.grouped(sample.dead_letters, sample.at)[:WORST],
-        "deployed": None if deploy is None else deploy[0],
+        "groups": _top_errors(request),
+        "deployed": None if deploy is None else to_datetime(deploy[0]),
         "is_new": not board.lines and not workers.rows,
     }
     return site.render(request, "status.html", _("Status"), context, tab="status", read=cached)
@@ -180,10 +180,14 @@ def _overdue() -> list[tuple[CronJob, str]]:
     ).value
 
 
-def _dead_letters(request: HttpRequest, board: boards.Board) -> DeadLetterSample | None:
-    if not board.total(State.FAILED):
-        return None
-    return errors.read_dead_letters(request, fresh=SLOW_READ_TTL).value
+def _read_errors() -> list[ErrorGroup]:
+    return errorgroups.newest(alias_of(ErrorGroup), MAX_ERRORS)
+
+
+def _top_errors(request: HttpRequest) -> list[errors.ErrorRow]:
+    """Return the open errors with most failed attempts in a day."""
+    rows = [row for row in errors.error_rows(request) if row.is_open and row.days[-1]]
+    return sorted(rows, key=lambda row: -row.days[-1])[:WORST]
 
 
 def _minutes(worst: list[boards.QueueRow]) -> list[Minute]:

@@ -17,8 +17,9 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHt
 from django.utils.translation import gettext as _
 
 from djqueue.conf import get_settings
-from djqueue.core.errors import DjqueueError
+from djqueue.core.errors import DjqueueError, StorageUnavailableError
 from djqueue.core.logs import Log
+from djqueue.core.threads import start_daemon
 from djqueue.dashboard import boards, rights
 from djqueue.dashboard.outages import watchdog
 from djqueue.dashboard.reading import FRESH_TIME, read_cache
@@ -95,11 +96,10 @@ class Watcher:
         with self._lock:
             if not self.has_room:
                 return None
+            if self._thread is None:
+                self._thread = start_daemon("djqueue-dashboard", self._run)
             self._subscribers.add(subscriber)
             self._idle.clear()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="djqueue-dashboard", daemon=True)
-                self._thread.start()
         return subscriber
 
     def leave(self, subscriber: StreamSubscriber) -> None:
@@ -150,7 +150,11 @@ class EventStream:
             watcher.leave(self._subscriber)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        self._subscriber = subscriber = watcher.join(self._queue)
+        try:
+            self._subscriber = subscriber = watcher.join(self._queue)
+        except StorageUnavailableError as error:
+            logger.warning("An open page does not learn of changes until it reconnects: %s", error)
+            return
         if subscriber is None:
             return
         try:

@@ -7,6 +7,9 @@ from contextvars import Context, copy_context
 from functools import partial
 from typing import Any
 
+from asgiref.sync import sync_to_async
+
+from djqueue.codecs import PLAIN
 from djqueue.core.job import Outcome
 from djqueue.runtime.context import WorkerContext
 from djqueue.runtime.owntasks import hidden
@@ -81,11 +84,22 @@ class TaskExecutor:
         CURRENT.set(run)
         threads, binding = self._threads, None
         outcome: Outcome | None
+        content_type = run.claimed.options.content_type
         try:
-            outcome = self._execution.stopped(run) if run.stop else self._execution.begin(run)
-            if outcome is None:
+            if run.stop:
+                outcome = self._execution.stopped(run)
+            elif content_type in PLAIN:
+                outcome = self._execution.begin(run)
+                if outcome is None:
+                    binding = None if threads is None else threads.take()
+                    outcome = self._execution.completed(run, await run.handler.call(run))
+            else:
+                # A codec of the project may block or query the database.
                 binding = None if threads is None else threads.take()
-                outcome = self._execution.completed(run, await run.handler.call(run))
+                outcome = await sync_to_async(self._execution.begin)(run)
+                if outcome is None:
+                    value = await run.handler.call(run)
+                    outcome = await sync_to_async(self._execution.completed)(run, value)
         except BaseException as error:
             if is_discarded(error):
                 raise

@@ -2,8 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any
+
+from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.threads import start_daemon
 
 IDLE = 60.0
 """Seconds after which an idle thread ends."""
@@ -74,10 +77,9 @@ class ThreadPool:
             self._threads += 1
             number = self._threads
         # Daemon threads, because a thread may be stuck in a handler when the process should end.
-        thread = Thread(target=self._serve, name=f"{self._name}-{number}", daemon=True)
         try:
-            thread.start()
-        except (RuntimeError, MemoryError) as error:
+            start_daemon(f"{self._name}-{number}", self._serve)
+        except StorageUnavailableError as error:
             with self._lock:
                 self._waking = False
                 self._threads -= 1

@@ -7,10 +7,11 @@ ends as planned.
 import json
 import os
 from collections.abc import Sequence
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 from typing import NamedTuple
 
 from djqueue.core.overview import Finding
+from djqueue.core.threads import start_daemon
 
 from .. import problems
 
@@ -41,11 +42,10 @@ class BeatWriter:
         self._lock = Lock()
         self._is_ready = False
         self._code: int | None = None
-        self._thread = Thread(target=self._serve, name="djqueue-beats", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        start_daemon("djqueue-beats", self._serve)
 
     def ready(self) -> None:
         """Report that the process is ready."""

@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -16,6 +15,7 @@ from django.db import connections
 from djqueue.core import procfs
 from djqueue.core.logs import Log
 from djqueue.core.overview import Finding
+from djqueue.core.threads import start_daemon
 
 from ..exits import (
     FAILED,
@@ -152,7 +152,7 @@ def _run(
         _leave_terminal()
         name_process(role.name)
         if sys.platform != "linux":
-            threading.Thread(target=_follow, args=(parent,), name="djqueue-parent", daemon=True).start()
+            start_daemon("djqueue-parent", _follow, parent)
         note_supervisor(parent)
         gc.freeze()
         beats = BeatWriter(writer)

@@ -1,23 +1,27 @@
 """Enqueues: duplicates, unique keys, and the room that a queue has."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from operator import itemgetter
 
 from djqueue.core.errors import OptionError
 from djqueue.core.flow import Substitutes, outside
 from djqueue.core.job import Batch, EnqueueResult
-from djqueue.core.options import JobOptions
+from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.policies import DROPPED, REPLACED, full_error
 from djqueue.core.states import PENDING, REUSABLE, State
 from djqueue.storage.tables import rows
 
 from . import dependencies, stored, transitions
+from .dialects import Row
 from .stored import DELAYED, NEW_JOB, READY, StoredJob, place, ready_row
 from .transaction import Tx, group_lock, key_lock
 
 DROPPING = ("drop_oldest", "drop_lowest")
 """Values of `when_full` that drop a job for a new one."""
+ID = itemgetter(NEW_JOB.index("queue"), NEW_JOB.index("job_id"))
+"""Returns the queue and the id of a row of `NEW_JOB`."""
 
 
 def enqueue(tx: Tx, batches: Sequence[Batch], *, chunk: int = 0) -> list[EnqueueResult]:
@@ -27,20 +31,43 @@ def enqueue(tx: Tx, batches: Sequence[Batch], *, chunk: int = 0) -> list[Enqueue
         chunk: Number of jobs, if the batches are a staged chunk. A chunk that is larger than the queue's
             `MAX_SIZE` would never fit, so it is added as long as the queue is not full.
     """
+    policies = {batch.queue: tx.database.policy(batch.queue) for batch in batches}
     for batch in batches:
         batch.check_ids()
-        tx.database.policy(batch.queue).check_batch(batch)
+        policies[batch.queue].check_batch(batch)
+    tx.lock(*(f"room:{queue}" for queue, policy in policies.items() if policy.max_size is not None))
     _check_dependencies(tx, batches)
     _lock_shared(tx, batches)
     results: list[EnqueueResult] = []
     substitutes = Substitutes()
-    for given in batches:
+    new: list[tuple[StoredJob, list[Row]]] = []
+    known: dict[JobKey, StoredJob] | None = None
+    for number, given in enumerate(batches):
         batch = substitutes.in_(given) if results else given
-        answers = _enqueue(tx, batch, chunk)
+        if not _is_uniform(tx, batch):
+            _write(tx, new)
+            known = None
+        elif known is None:
+            known = _known(tx, [one for one in batches[number:] if _is_uniform(tx, one)])
+        answers = _enqueue(tx, batch, chunk, known, new)
         substitutes.note(batch, answers)
         results += answers
+    _write(tx, new)
     tx.results += results
     return results
+
+
+def _write(tx: Tx, new: list[tuple[StoredJob, list[Row]]]) -> None:
+    """Insert new jobs, in the order of their ids: two calls that insert the same ones in orders of their own
+    would wait for each other.
+    """
+    tx.insert("djqueue_job", NEW_JOB, sorted((row for _, some in new for row in some), key=ID))
+    for model, some in new:
+        if tx.is_observed(model.queue):
+            for row in some:
+                model.id = row[2]
+                tx.note(model, "enqueued")
+    new.clear()
 
 
 def _lock_shared(tx: Tx, batches: Sequence[Batch]) -> None:
@@ -73,51 +100,74 @@ def _check_dependencies(tx: Tx, batches: Sequence[Batch]) -> None:
                 raise OptionError(f"depends_on: queue {queue!r} has no job {id!r}")
 
 
-def _enqueue(tx: Tx, batch: Batch, chunk: int) -> list[EnqueueResult]:
+def _enqueue(
+    tx: Tx,
+    batch: Batch,
+    chunk: int,
+    known: dict[JobKey, StoredJob] | None,
+    new: list[tuple[StoredJob, list[Row]]],
+) -> list[EnqueueResult]:
+    """Add the jobs of a batch; the rows of uniform ones to `new`, if their ids are not `known`."""
     stored.use(tx, batch.queue)
-    policy = tx.database.policy(batch.queue)
-    drops = policy.max_size is not None and policy.when_full in DROPPING
-    if policy.max_size is not None:
-        tx.lock(f"room:{batch.queue}")
-    if _is_uniform(batch) and not drops:
-        if policy.max_size is not None and batch.options.rejected is None:
-            _check_room(tx, batch, len(batch.payloads), chunk)
-        return _insert(tx, batch, batch.ids or tx.database.ids.many(len(batch.payloads), tx.now))
-    if policy.max_size is not None and not drops and batch.options.rejected is None:
-        _check_room(tx, batch, None, chunk)
-    return _each(tx, batch, drops=drops)
+    is_uniform = known is not None
+    known = _known(tx, [batch]) if known is None else known
+    if not _drops(tx, batch.queue) and batch.options.rejected is None:
+        _check_room(tx, batch, known, chunk)
+    if not is_uniform:
+        return _each(tx, batch, known)
+    model = _model(tx, batch)
+    ids = batch.ids or tx.database.ids.many(len(batch.payloads), tx.now)
+    results: list[EnqueueResult] = []
+    added: dict[str, bytes] = {}
+    for id, payload in zip(ids, batch.payloads, strict=True):
+        existing = known.get((batch.queue, id))
+        if existing is not None and existing.state not in REUSABLE:
+            results.append(_duplicate(tx, batch, id, existing))
+            continue
+        if existing is not None:
+            transitions.make_way(tx, existing)
+        known[batch.queue, id] = model
+        added[id] = payload
+        results.append(EnqueueResult(id, "queued", batch.queue))
+    _insert(tx, model, added, new)
+    return results
 
 
-def _is_uniform(batch: Batch) -> bool:
-    """Return whether all jobs of a batch are new and wait in the same way."""
+def _is_uniform(tx: Tx, batch: Batch) -> bool:
+    """Return whether all new jobs of a batch wait in the same way."""
     options = batch.options
     is_plain = options.unique_key is None and not options.depends_on and options.rejected is None
-    return (batch.ids is None or batch.fresh) and is_plain and not options.lifo
+    return is_plain and not options.lifo and not _drops(tx, batch.queue)
 
 
-def _insert(tx: Tx, batch: Batch, ids: Sequence[str]) -> list[EnqueueResult]:
-    """Add new jobs that differ only in id and payload."""
-    count = len(ids)
-    if not count:
-        return []
+def _drops(tx: Tx, queue: str) -> bool:
+    policy = tx.database.policy(queue)
+    return policy.max_size is not None and policy.when_full in DROPPING
+
+
+def _model(tx: Tx, batch: Batch) -> StoredJob:
+    """Return what the new jobs of a uniform batch have in common."""
     options, run_at = _options(batch), _run_at(tx, batch)
-    numbers = tx.numbers(count)
-    model = StoredJob("", batch.queue, batch.name, b"", options, State.WAITING, tx.now, run_at)
+    state = State.DELAYED if run_at > tx.now else State.WAITING
+    model = StoredJob("", batch.queue, batch.name, b"", options, state, tx.now, run_at)
     model.pk, model.expires_at = 0, None if options.ttl is None else tx.now + options.ttl
-    if run_at > tx.now:
-        model.state = State.DELAYED
-    row = stored.new_row(model, rows.pack_options(options))
+    return model
+
+
+def _insert(
+    tx: Tx, model: StoredJob, payloads: Mapping[str, bytes], new: list[tuple[StoredJob, list[Row]]]
+) -> None:
+    """Add new jobs that differ only in id and payload."""
+    count = len(payloads)
+    if not count:
+        return
+    numbers = tx.numbers(count)
+    row = stored.new_row(model, rows.pack_options(model.options))
     (before, between, after), last = (row[1:2], row[3:6], row[7:]), numbers[-1]
-    tx.insert(
-        "djqueue_job",
-        NEW_JOB,
-        [
-            (number, *before, id, *between, payload, *after)
-            for number, id, payload in zip(numbers, ids, batch.payloads, strict=True)
-        ],
-    )
+    given = zip(numbers, payloads.items(), strict=True)
+    new.append((model, [(number, *before, id, *between, payload, *after) for number, (id, payload) in given]))
     if model.state is State.DELAYED:
-        tx.insert("djqueue_delayed", DELAYED, [(number, batch.queue, run_at) for number in numbers])
+        tx.insert("djqueue_delayed", DELAYED, [(number, model.queue, model.run_at) for number in numbers])
     elif stored.is_grouped(tx, model):
         jobs = []
         for number in numbers:
@@ -127,14 +177,9 @@ def _insert(tx: Tx, batch: Batch, ids: Sequence[str]) -> list[EnqueueResult]:
     else:
         ready = ready_row(model, last)
         tx.insert("djqueue_ready", READY, [(number, *ready[1:3], number, *ready[4:]) for number in numbers])
-    tx.count(batch.queue, "enqueued", count)
-    tx.shift(batch.queue, None, model.state, count)
-    tx.woken.add(batch.queue)
-    if tx.is_observed(batch.queue):
-        for id in ids:
-            model.id = id
-            tx.note(model, "enqueued")
-    return [EnqueueResult(id, "queued", batch.queue) for id in ids]
+    tx.count(model.queue, "enqueued", count)
+    tx.shift(model.queue, None, model.state, count)
+    tx.woken.add(model.queue)
 
 
 def _options(batch: Batch) -> JobOptions:
@@ -145,19 +190,16 @@ def _run_at(tx: Tx, batch: Batch) -> int:
     return batch.run_at if batch.run_at is not None else tx.now + (batch.delay or 0)
 
 
-def _each(tx: Tx, batch: Batch, *, drops: bool) -> list[EnqueueResult]:
-    options, run_at = _options(batch), _run_at(tx, batch)
+def _each(tx: Tx, batch: Batch, known: dict[JobKey, StoredJob]) -> list[EnqueueResult]:
+    options, run_at, drops = _options(batch), _run_at(tx, batch), _drops(tx, batch.queue)
     packed = rows.pack_options(options)
     ids = batch.ids if batch.ids is not None else tx.database.ids.many(len(batch.payloads), tx.now)
-    known: dict[str, StoredJob] = {}
-    if batch.ids is not None and not batch.fresh:
-        known = _known(tx, batch)
     results: list[EnqueueResult] = []
     added: list[StoredJob] = []
     for id, payload in zip(ids, batch.payloads, strict=True):
-        existing = known.get(id)
+        existing = known.get((batch.queue, id))
         if existing is not None and (options.rejected is not None or existing.state not in REUSABLE):
-            results.append(_duplicate(tx, batch, existing))
+            results.append(_duplicate(tx, batch, id, existing))
             continue
         job = StoredJob(id, batch.queue, batch.name, payload, options, State.WAITING, tx.now, run_at)
         [job.pk] = tx.numbers(1)
@@ -165,7 +207,7 @@ def _each(tx: Tx, batch: Batch, *, drops: bool) -> list[EnqueueResult]:
         if options.rejected is not None:
             tx.insert("djqueue_job", NEW_JOB, [stored.new_row(job, packed)])
             transitions.reject(tx, job)
-            known[id] = job
+            known[batch.queue, id] = job
             results.append(EnqueueResult(id, "rejected", batch.queue))
             continue
         handover = None
@@ -179,7 +221,7 @@ def _each(tx: Tx, batch: Batch, *, drops: bool) -> list[EnqueueResult]:
                 if handover.keeps_time and handover.replaced.state is not State.BLOCKED:
                     job.run_at = min(job.run_at, handover.replaced.run_at)
                 transitions.cancel_pending(tx, handover.replaced, REPLACED)
-                known[handover.replaced.id] = handover.replaced
+                known[batch.queue, handover.replaced.id] = handover.replaced
         replaced = None if handover is None else handover.replaced
         if drops and replaced is None and not _make_room(tx, job):
             # This is the first job of the batch: an earlier one could be dropped for it.
@@ -187,7 +229,7 @@ def _each(tx: Tx, batch: Batch, *, drops: bool) -> list[EnqueueResult]:
         if existing is not None:
             transitions.make_way(tx, existing)
         _admit(tx, job, packed, behind=None if handover is None else handover.behind)
-        known[id] = job
+        known[batch.queue, id] = job
         added.append(job)
         results.append(
             EnqueueResult(id, "queued", batch.queue, replaced=None if replaced is None else replaced.id)
@@ -198,26 +240,33 @@ def _each(tx: Tx, batch: Batch, *, drops: bool) -> list[EnqueueResult]:
     return results
 
 
-def _known(tx: Tx, batch: Batch) -> dict[str, StoredJob]:
-    """Return the jobs that have a batch's ids, and lock those that may make way for new ones."""
-    known = stored.by_ids(tx, batch.queue, batch.ids or (), lock=False)
-    reusable = [job.id for job in known.values() if job.state in REUSABLE]
-    if reusable and batch.options.rejected is None and tx.dialect.for_update:
-        locked = stored.by_ids(tx, batch.queue, reusable)
-        known = {id: job for id, job in known.items() if id not in reusable} | locked
-    return known
+def _known(tx: Tx, batches: Sequence[Batch]) -> dict[JobKey, StoredJob]:
+    """Return the jobs that have the ids of batches, and lock those that may make way for new ones."""
+    given: dict[tuple[str, bool], list[str]] = {}
+    for batch in batches:
+        if batch.ids is not None and not batch.fresh:
+            given.setdefault((batch.queue, batch.options.rejected is None), []).extend(batch.ids)
+    found: dict[JobKey, StoredJob] = {}
+    for (queue, may_reuse), ids in sorted(given.items()):
+        known = stored.by_ids(tx, queue, ids, lock=False)
+        reusable = [job.id for job in known.values() if job.state in REUSABLE]
+        if reusable and may_reuse and tx.dialect.for_update:
+            locked = stored.by_ids(tx, queue, reusable)
+            known = {id: job for id, job in known.items() if id not in reusable} | locked
+        found.update({(queue, id): job for id, job in known.items()})
+    return found
 
 
-def _duplicate(tx: Tx, batch: Batch, existing: StoredJob) -> EnqueueResult:
+def _duplicate(tx: Tx, batch: Batch, id: str, existing: StoredJob) -> EnqueueResult:
     """Return the result for an id that is in use."""
     if batch.options.rejected is not None:
-        return EnqueueResult(existing.id, "rejected", batch.queue, existing.state)
+        return EnqueueResult(id, "rejected", batch.queue, existing.state)
     if existing.state is not State.COMPLETED:
-        return EnqueueResult(existing.id, "duplicate", batch.queue, existing.state)
+        return EnqueueResult(id, "duplicate", batch.queue, existing.state)
     kept = "SELECT result FROM djqueue_job_result WHERE queue = ? AND job_id = ?"
-    result = tx.value(kept, batch.queue, existing.id)
+    result = tx.value(kept, batch.queue, id)
     return EnqueueResult(
-        existing.id, "completed", batch.queue, existing.state, None if result is None else bytes(result)
+        id, "completed", batch.queue, existing.state, None if result is None else bytes(result)
     )
 
 
@@ -243,16 +292,15 @@ def _admit(tx: Tx, job: StoredJob, packed: bytes, *, behind: StoredJob | None) -
 # Room.
 
 
-def _check_room(tx: Tx, batch: Batch, growth: int | None, chunk: int) -> None:
+def _check_room(tx: Tx, batch: Batch, known: Mapping[JobKey, StoredJob], chunk: int) -> None:
     """Raise QueueFullError if the queue has no room for a batch's new jobs."""
     limit = tx.database.policy(batch.queue).max_size
-    assert limit is not None
+    if limit is None:
+        return
     most = limit if chunk <= limit else limit + chunk - 1
     room = most - pending(tx, batch.queue)
-    if len(batch.payloads) > room:
-        growth = _growth(tx, batch) if growth is None else growth
-        if growth > max(0, room):
-            raise full_error(batch.queue, limit, len(batch.payloads))
+    if len(batch.payloads) > room and _growth(tx, batch, known) > max(0, room):
+        raise full_error(batch.queue, limit, len(batch.payloads))
 
 
 def pending(tx: Tx, queue: str) -> int:
@@ -261,12 +309,12 @@ def pending(tx: Tx, queue: str) -> int:
     return sum(counts[state] for state in PENDING)
 
 
-def _growth(tx: Tx, batch: Batch) -> int:
+def _growth(tx: Tx, batch: Batch, known: Mapping[JobKey, StoredJob]) -> int:
     """Return how many more jobs would wait after a batch, without duplicates and replacements."""
     new = len(batch.payloads)
     if batch.ids is not None:
-        known = {} if batch.fresh else stored.by_ids(tx, batch.queue, batch.ids, lock=False)
-        new = len({id for id in batch.ids if id not in known or known[id].state in REUSABLE})
+        found = {id: known.get((batch.queue, id)) for id in batch.ids}
+        new = sum(job is None or job.state in REUSABLE for job in found.values())
     if batch.options.unique_key is None or not new:
         return new
     model = StoredJob("", batch.queue, batch.name, b"", batch.options, State.WAITING, tx.now, tx.now)

@@ -21,7 +21,7 @@ from djqueue.core.deadlines import GrowingPause
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
-from djqueue.core.threads import after_fork, fork_lock, resources_for
+from djqueue.core.threads import after_fork, fork_lock, resources_for, start_daemon
 from djqueue.storage.facets import Unsubscribe
 from djqueue.storage.tables.dberrors import unavailable
 
@@ -352,14 +352,11 @@ class Follower:
                 return
             with resources_for("the thread that follows the database"):
                 run = FollowerThread()
-                run.thread = threading.Thread(
-                    target=self._live, args=(run,), name="djqueue-follower", daemon=True
-                )
-                try:
-                    run.thread.start()
-                except BaseException:
-                    run.signal.close()
-                    raise
+            try:
+                run.thread = start_daemon("djqueue-follower", self._live, run)
+            except BaseException:
+                run.signal.close()
+                raise
             self._run = run
 
     def close(self) -> None:
@@ -561,10 +558,7 @@ class Background:
             if key in self._due:
                 return
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="djqueue-background", daemon=True)
-                with resources_for("the thread that writes in the background"):
-                    thread.start()
-                self._thread = thread
+                self._thread = start_daemon("djqueue-background", self._run)
             self._due[key] = (when, call)
             self._changed.notify()
 

@@ -45,6 +45,8 @@ FAST_PAUSES = {b"full": 20, b"due": 3}
 """Calls for which the fast script is skipped after it did not suffice for a queue, by its reply. Delayed jobs
 that were due are no longer delayed at the next call.
 """
+NEW_BODY = b"\x9c\x01\x00\x00"
+"""The beginning of the body of a job at its first attempt, before the worker: see `lua/job.lua`."""
 PLAIN_PAUSE = 20
 """Calls that find a queue plain until the script for plain queues is tried again after it did not suffice."""
 NO_CLAIMS = Claims([], None)
@@ -90,6 +92,9 @@ class JobNames(NamedTuple):
     """MessagePack."""
     listed: bytes
     """Each after a NUL, and one at the end."""
+    sized: bytes
+    """Each after its length, as in a record. Without those of more than 255 bytes: no other length has a byte
+    that names may have, so that a name is only found where it begins."""
 
 
 class QueueLook(NamedTuple):
@@ -356,18 +361,17 @@ class Claiming:
         """Run the script for plain queues, or the fast one; None if neither suffices."""
         keys, policy = self._keyspace.keys(queue), self._keyspace.policy(queue)
         worker = pack(request.worker if request is not None else "")
-        heading = [len(outcomes), worker, slots, policy.lease, names.listed]
         limits = _fast_limits(policy)
         packed, with_result = records.completed_arguments(queue, outcomes)
         results = list(map(keys.result, with_result))
         if self._plain.get(queue) == 0 and not limits:
-            call = ScriptCall(script("finish_and_claim_plain"), keys, heading + packed, results)
-            [answer] = yield [call]
-            if answer[1][0] != b"full":
-                return answer
+            heading = [slots, policy.lease, NEW_BODY + worker, names.sized, *packed]
+            [answer] = yield [ScriptCall(script("finish_and_claim_plain"), keys, heading, results)]
+            if answer != b"f":
+                return 0, records.plain_reply(answer, len(outcomes))
             self._plain[queue] = PLAIN_PAUSE
-        call = ScriptCall(script("finish_and_claim_fast"), keys, [*heading, limits, *packed], results)
-        [answer] = yield [call]
+        heading = [len(outcomes), worker, slots, policy.lease, names.listed, limits, *packed]
+        [answer] = yield [ScriptCall(script("finish_and_claim_fast"), keys, heading, results)]
         status = answer[1][0]
         if status in FAST_PAUSES:
             forget_if_many(self._fast_pauses)
@@ -612,6 +616,8 @@ def _names(names: frozenset[str]) -> JobNames:
     encoded = _names_of.get(names)
     if encoded is None:
         ordered = sorted(names)
-        listed = b"".join(b"\0" + pack_text(name) for name in ordered) + b"\0"
-        encoded = _names_of[names] = JobNames(pack(ordered), listed)
+        texts = list(map(pack_text, ordered))
+        listed = b"".join(b"\0" + name for name in texts) + b"\0"
+        sized = b"".join(len(name).to_bytes(2) + name for name in texts if len(name) < 256)
+        encoded = _names_of[names] = JobNames(pack(ordered), listed, sized)
     return encoded

@@ -16,7 +16,7 @@ import redis
 
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.logs import Log
-from djqueue.core.threads import after_fork, resources_for
+from djqueue.core.threads import after_fork, start_daemon
 
 Address = tuple[str, int]
 
@@ -85,14 +85,8 @@ class FailoverWatch:
                 if thread is not None and thread.is_alive():
                     continue
                 link = _Subscription(self._master, address, self._arguments)
-                self._threads[address] = thread = threading.Thread(
-                    target=_run,
-                    args=(weakref.ref(self), self._closed, link),
-                    name=f"djqueue-failover-{address[1]}",
-                    daemon=True,
-                )
-                with resources_for("the thread that follows the sentinels"):
-                    thread.start()
+                name = f"djqueue-failover-{address[1]}"
+                self._threads[address] = start_daemon(name, _run, weakref.ref(self), self._closed, link)
 
     def close(self) -> None:
         """End the threads, within a second."""

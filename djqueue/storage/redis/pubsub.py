@@ -28,7 +28,7 @@ from redis.exceptions import (
 from djqueue.core.deadlines import GrowingPause, remaining
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.logs import Log
-from djqueue.core.threads import after_fork, resources_for
+from djqueue.core.threads import after_fork, resources_for, start_daemon
 
 from .client import Address, Connection
 from .connections import Connections
@@ -250,12 +250,12 @@ class PubSubReader:
         self._waker, self._wake_event = socket.socketpair()
         self._waker.setblocking(False)
         self._wake_event.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="djqueue-redis-listener", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread. A channel must be wanted already."""
         try:
-            self._thread.start()
+            self._thread = start_daemon("djqueue-redis-listener", self._run)
         except BaseException:
             self.disconnect()
             raise
@@ -280,7 +280,7 @@ class PubSubReader:
 
     def join(self, timeout: float) -> None:
         """Wait until the thread has ended, unless called on it."""
-        if threading.current_thread() is not self._thread:
+        if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
 
     def disconnect(self) -> None:

@@ -64,6 +64,7 @@ HEAD = Struct(">8sQcH")
 VARIED = HEAD.size - 3
 """Length of the part of a record that differs between the jobs of a batch."""
 SIZE = Struct(">I")
+TWO_SIZES = Struct(">II")
 NUMBER = Struct(">Q")
 TWO = Struct(">QQ")
 SALT_BITS = 20
@@ -74,6 +75,8 @@ PLAIN, PLACED, NOT_PLAIN = b"p", b"q", b"x"
 """Flags of records. A placed job is plain but for its place among the waiting jobs."""
 COMPLETED_KINDS = {True: b"c", False: b"n"}
 """Kinds of the outcomes of completed jobs, by whether there is a result."""
+COMPLETED_STATES = {given: kind + CODES["ACTIVE"].encode() for given, kind in COMPLETED_KINDS.items()}
+"""The same, and the state that the jobs must have."""
 NO_TOKEN = bytes(8)
 NOTHING = HEAD.pack(bytes(8), 0, PLAIN, 0) + SIZE.pack(1) + b"\x80"
 """The record of a job that was removed: no name, no options, no payload."""
@@ -227,6 +230,22 @@ def claimed(queue: str, found: Sequence[Any], first: int, lease: int, now: int) 
     return jobs
 
 
+def plain_reply(data: bytes, outcomes: int) -> tuple[bytes, bytes, int, int, int, Any, int]:
+    """Decode a reply of `finish_and_claim_plain.lua`, which has accepted the outcomes."""
+    token, now = TWO.unpack_from(data, 1)
+    at = 1 + TWO.size
+    if data[:1] == b"a":
+        return b"again", b"1" * outcomes, token, -1, 0, data[at:], now
+    claims: list[bytes] = []
+    while at < len(data):
+        id_size, size = TWO_SIZES.unpack_from(data, at)
+        at += TWO_SIZES.size
+        end = at + id_size
+        claims += (data[at:end], data[end : end + size], b"")
+        at = end + size
+    return b"done", b"1" * outcomes, token, -1, 0, claims, now
+
+
 def outcome_arguments(queue: str, outcomes: Iterable[Outcome]) -> list[bytes]:
     """Return kind, id, token and data of each outcome, for `finish_and_claim.lua`."""
     words: list[bytes] = []
@@ -245,20 +264,19 @@ def outcome_arguments(queue: str, outcomes: Iterable[Outcome]) -> list[bytes]:
 
 
 def completed_arguments(queue: str, outcomes: Iterable[Outcome]) -> tuple[list[Any], list[str]]:
-    """Encode completed jobs for `finish_and_claim_fast.lua`; return also the ids of those with a result."""
+    """Encode completed jobs for the short scripts; return also the ids of those with a result."""
     salt, number = _salt(queue), NUMBER.pack
     ids, results, with_result = [], [], []
-    kinds = tokens = b""
+    ends = b""
     for outcome in outcomes:
         _, job_id, token, _, result, *_ = outcome
         valid = 0 <= token < TOKENS and token & SALT == salt
-        tokens += number(token >> SALT_BITS) if valid else NO_TOKEN
+        ends += COMPLETED_STATES[result is not None] + (number(token >> SALT_BITS) if valid else NO_TOKEN)
         ids.append(pack_text(job_id))
-        kinds += COMPLETED_KINDS[result is not None]
         if result is not None:
             results.append(result)
             with_result.append(job_id)
-    return [kinds, tokens, *ids, *results], with_result
+    return [ends, *ids, *results], with_result
 
 
 def _other_end(outcome: Outcome) -> tuple[bytes, bytes]:

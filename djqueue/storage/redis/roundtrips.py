@@ -197,7 +197,7 @@ class Roundtrips:
     def _report_incidents(self, calls: list[ScriptCall | RedisCommand], answers: list[Any]) -> None:
         """Report the incidents that scripts add to their replies."""
         for call, answer in zip(calls, answers, strict=True):
-            if type(call) is ScriptCall and call.sequence and len(answer) > 2:
+            if type(call) is ScriptCall and call.sequence and type(answer) is list and len(answer) > 2:
                 self._report([incident(call.queue.queue, found) for found in answer.pop()])
 
     def _answers(self, calls: list[ScriptCall | RedisCommand]) -> list[Any]:
@@ -526,8 +526,7 @@ class Roundtrips:
             *call.keys,
             now,
             NUMBER.pack(sequence.number),
-            queue.prefix.encode(),
-            self.publish,
+            *((queue.prefix.encode(), self.publish) if script.publishes else ()),
             self._stream,
             *call.arguments,
         ]

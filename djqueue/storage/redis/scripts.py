@@ -145,6 +145,8 @@ class Script(NamedTuple):
     sha: bytes
     keys: tuple[str, ...]
     """Names of the keys that every call declares first."""
+    publishes: bool
+    """Whether it gets the queue's prefix and the command that publishes."""
 
 
 class ScriptPart(NamedTuple):
@@ -175,7 +177,8 @@ def script(name: str) -> Script:
     if name != inner:
         lines = ["local function run(KEYS, ARGV)", *lines, "end", source("staged")]
     text = "\n".join(lines).encode()
-    return Script(name, text, sha1(text, usedforsecurity=False).hexdigest().encode(), keys)
+    sha = sha1(text, usedforsecurity=False).hexdigest().encode()
+    return Script(name, text, sha, keys, publishes="request" in parts)
 
 
 def source(name: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from djqueue.core.job import Batch
 from djqueue.core.logs import Log
 from djqueue.core.messages import ThrottledLog, in_one_line
-from djqueue.core.threads import after_fork, resources_for
+from djqueue.core.threads import after_fork, start_daemon
 from djqueue.storage.facets import EventHandler, Events, Unsubscribe
 
 from . import records
@@ -197,15 +197,7 @@ class RedisEvents(Events):
     def _ensure_renewals(self) -> None:
         with self._lock:
             if self._thread is None:
-                thread = threading.Thread(
-                    target=self._renew_subscriptions,
-                    args=(self._stop,),
-                    name="djqueue-redis-events",
-                    daemon=True,
-                )
-                with resources_for("the thread that renews subscriptions"):
-                    thread.start()
-                self._thread = thread
+                self._thread = start_daemon("djqueue-redis-events", self._renew_subscriptions, self._stop)
 
     def take_deferred(self, batches: Sequence[Batch]) -> list[ScriptCall]:
         """Return the calls that begin the subscriptions to jobs that are now enqueued."""
@@ -331,8 +323,7 @@ class AllQueues:
             self._is_due = True
             if self._is_running or self._ended.is_set():
                 return
-            with resources_for("the thread that follows new queues"):
-                threading.Thread(target=self._run, name="djqueue-redis-queues", daemon=True).start()
+            start_daemon("djqueue-redis-queues", self._run)
             self._is_running = True
 
     def end(self) -> bool:

@@ -22,7 +22,7 @@ from djqueue.core.deadlines import CircuitBreaker, Outage, remaining
 from djqueue.core.errors import SerializationError, StorageUnavailableError, by_code
 from djqueue.core.job import Batch, Claimed, ClaimRequest, EnqueueResult, Finished, Outcome
 from djqueue.core.logs import Log
-from djqueue.core.threads import resources_for
+from djqueue.core.threads import start_daemon
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.wire import pack
 
@@ -544,10 +544,7 @@ class ClientSubscriptions:
         begun = threading.Event()
         with self._lock:
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="djqueue-subscriptions", daemon=True)
-                with resources_for("the thread of the subscriptions"):
-                    thread.start()
-                self._thread = thread
+                self._thread = start_daemon("djqueue-subscriptions", self._run)
             self._entries[number] = ClientSubscription(operation, args, handler, begun)
             self._send([operation, [number, *args], {}], begun)
         if not self._has_waited(begun, timeout):

@@ -27,6 +27,7 @@ from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.options import JobKey
 from djqueue.core.overview import Finding
+from djqueue.core.threads import start_daemon
 from djqueue.storage.tables.dberrors import (
     LOCKED,
     LOCKED_FOR,
@@ -93,7 +94,7 @@ class TableJournal(Journal):
         self._failure: Exception | None = None
         self._began = math.inf
         """When the transaction under way began."""
-        self._thread = threading.Thread(target=self._run, name="djqueue-journal", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self, known: set[str]) -> None:
         """Start the thread.
@@ -102,7 +103,7 @@ class TableJournal(Journal):
             known: The queues that have a row.
         """
         self._known = known
-        self._thread.start()
+        self._thread = start_daemon("djqueue-journal", self._run)
 
     def close(self) -> None:
         """Write the rest, and stop the thread. Raises StorageUnavailableError if the rest is lost."""
@@ -110,7 +111,7 @@ class TableJournal(Journal):
             self._closing = True
             self._give_up_at = monotonic() + CLOSE_PATIENCE
             self._changed.notify_all()
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join()
         if self._changes:
             raise StorageUnavailableError(

@@ -33,6 +33,7 @@ from djqueue.core.messages import gettext_noop as _
 from djqueue.core.metrics import Tiers
 from djqueue.core.overview import WARN, DiagnosticLine, Diagnostics, Finding
 from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
+from djqueue.core.threads import start_daemon
 from djqueue.storage.enginesnapshots import EngineSnapshots
 from djqueue.storage.facets import WORKER_TTL, Unsubscribe
 from djqueue.storage.tables.dberrors import named
@@ -193,7 +194,7 @@ class JobScheduler:
             self._has_adopted = True
             self.ready.set()
         else:
-            threading.Thread(target=self._await_workers, name="djqueue-recovery", daemon=True).start()
+            start_daemon("djqueue-recovery", self._await_workers)
 
     def close(self) -> None:
         """Write the rest, and release the lease."""

@@ -14,7 +14,7 @@ from django.db import connections
 from djqueue.core.errors import DjqueueError, SerializationError, StorageError, StorageUnavailableError
 from djqueue.core.logs import Log
 from djqueue.core.messages import ThrottledLog
-from djqueue.core.threads import resources_for
+from djqueue.core.threads import start_daemon
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.snapshots import Part
 from djqueue.storage.wire import pack
@@ -51,8 +51,7 @@ class SocketServer:
         self._sessions: set[ClientSession] = set()
         self._is_closed = False
         self._pause = threading.Event()
-        self._thread = threading.Thread(target=self._accept, name="djqueue-socket", daemon=True)
-        self._thread.start()
+        self._thread = start_daemon("djqueue-socket", self._accept)
 
     def close(self) -> None:
         """Refuse new connections, and end the others after their calls."""
@@ -98,21 +97,18 @@ class SocketServer:
                 continue
             session = ClientSession(self, connection)
             with self._lock:
-                refusal = None
                 if self._is_closed:
-                    refusal = StorageUnavailableError("the scheduler is stopping")
+                    session.refusal = StorageUnavailableError("the scheduler is stopping")
                 elif len(self._sessions) >= MAX_SESSIONS:
-                    refusal = StorageUnavailableError(
+                    session.refusal = StorageUnavailableError(
                         f"the scheduler has {MAX_SESSIONS} connections, the maximum"
                     )
-                self._sessions.add(session)
-            session.refusal = refusal
-            try:
-                session.thread.start()
-            except RuntimeError as error:
-                failures.log(logging.ERROR, "thread", "Could not serve a connection: %s", error)
-                self.forget(session)
-                connection.close()
+                try:
+                    session.thread = start_daemon("djqueue-session", session.run)
+                    self._sessions.add(session)
+                except StorageUnavailableError as error:
+                    failures.log(logging.ERROR, "thread", "Could not serve a connection: %s", error)
+                    connection.close()
 
     def forget(self, session: "ClientSession") -> None:
         """Remove a session that has ended."""
@@ -126,7 +122,7 @@ class ClientSession:
     def __init__(self, server: SocketServer, connection: socket.socket) -> None:
         self.refusal: StorageError | None = None
         """Reason for refusing the client; None if it is accepted."""
-        self.thread = threading.Thread(target=self._run, name="djqueue-session", daemon=True)
+        self.thread: threading.Thread
         self._server = server
         self._scheduler = server.scheduler
         self.connection = connection
@@ -142,7 +138,7 @@ class ClientSession:
         """End the connection after the call in progress."""
         _shut(self.connection, socket.SHUT_RD)
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             self._greet()
             while True:
@@ -232,10 +228,7 @@ class ClientSession:
     def _subscribe(self, operation: str, number: int, *args: Any) -> None:
         if self._outgoing is None:
             outgoing: queue.Queue[bytes | None] = queue.Queue()
-            with resources_for("the thread that sends events"):
-                threading.Thread(
-                    target=self._send_events, args=(outgoing,), name="djqueue-events", daemon=True
-                ).start()
+            start_daemon("djqueue-events", self._send_events, outgoing)
             self._outgoing = outgoing
         self._unsubscribe(number)
         handler = partial(self._tell if operation == "events.subscribe" else self._wake, number)

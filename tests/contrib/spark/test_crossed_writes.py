@@ -304,7 +304,6 @@ def test_concurrent_writes_with_the_same_unique_keys_do_not_deadlock(postgresql_
 
 
 def test_concurrent_writes_with_ids_in_opposite_order_enqueue_each_job_once(postgresql_url):
-    # PostgreSQL ends one of two transactions that wait for each other. It is tried again.
     ids = [f"id-{number}" for number in range(2_000)]
     given = {"url": postgresql_url, "queue": QUEUE, "job": "shop.send", "idColumn": "id"}
     loads = []

@@ -19,7 +19,7 @@ from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.contract.bulk_writes import report
 from djqueue.testing.factories import worker
 from tests.admin.factories import NOON
-from tests.dashboard.acting import fail
+from tests.dashboard.acting import add_error, fail
 from tests.dashboard.visiting import CAPTURED, PAGES, address
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
@@ -128,6 +128,7 @@ def jobs(memory, monkeypatch):
     CronJob.objects.update(next_run_at=NOON)  # it is late
     Queue("images").enqueue(1, id="bad")
     fail("bad", queue="images")
+    add_error()
     begun = bulk.begin("default", BulkKind.RETRY, bulk.Selection(("emails",)), expected=3)
     BulkOperation.objects.filter(pk=begun.pk).update(id=CAPTURED["pk"])
     return queue

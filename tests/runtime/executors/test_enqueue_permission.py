@@ -22,7 +22,6 @@ from tests.support import aeventually
 __all__ = ["plain_settings", "site_of"]
 pytestmark = [
     pytest.mark.skipif(bool(apply.missing_layers(NOTHING)), reason="this kernel cannot enforce permissions"),
-    pytest.mark.sandbox,
 ]
 
 

@@ -21,7 +21,6 @@ from tests.support import aeventually
 
 pytestmark = [
     pytest.mark.skipif(bool(apply.missing_layers(NOTHING)), reason="this kernel cannot enforce permissions"),
-    pytest.mark.sandbox,
 ]
 HANDLERS = {value.name: value for value in vars(jobs).values() if isinstance(value, JobType)}
 

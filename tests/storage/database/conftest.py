@@ -1,15 +1,13 @@
-"""Tables that are empty, and the marks of tests that use them."""
+"""Storages on the tables, and the marks of their tests."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from djqueue.storage.database import DatabaseStorage
 from tests.storage.thorough import contract_part
-from tests.tables import closing_connections_of_test_threads, empty_tables, every_app
 
 HERE = Path(__file__).parent
 LOCKING = {
@@ -42,21 +40,10 @@ LONG_ON_A_SERVER = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if HERE in item.path.parents and "tables" in getattr(item, "fixturenames", ()):
-            # Real transactions, and nothing that is emptied by pytest-django: see `tables`.
-            item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
-            item.add_marker(pytest.mark.database)
-            if contract_part(item) in {"", *LOCKING} and not item.name.startswith(LONG_ON_A_SERVER):
-                item.add_marker(pytest.mark.dialect)
-
-
-@pytest.fixture
-def tables() -> Iterator[None]:
-    """Django's database; afterwards djqueue's tables are emptied."""
-    with every_app():
-        yield
-        connection.close()  # a test may have left it in any state
-        empty_tables()
+        if HERE not in item.path.parents or "tables" not in getattr(item, "fixturenames", ()):
+            continue
+        if contract_part(item) in {"", *LOCKING} and not item.name.startswith(LONG_ON_A_SERVER):
+            item.add_marker(pytest.mark.dialect)
 
 
 @pytest.fixture
@@ -74,9 +61,3 @@ def make(tables: None) -> Iterator[Callable[..., DatabaseStorage]]:
     yield make
     for storage in made:
         storage.close()
-
-
-@pytest.fixture(autouse=True)
-def _connections_of_test_threads() -> Iterator[None]:
-    with closing_connections_of_test_threads():
-        yield

@@ -339,3 +339,21 @@ def test_enqueue_of_many_jobs_of_a_group_takes_as_many_statements_as_that_of_two
 
     assert sorted(hot.ReadyJob.objects.values_list("concurrency_key", flat=True)) == ["g1", "g100", "g2"]
     assert counts(storage) == {State.WAITING: 103}
+
+
+@pytest.mark.dialect
+def test_enqueue_of_many_jobs_with_ids_takes_as_many_statements_as_that_of_two(make, statements):
+    storage = make(notify=False)
+
+    def enqueue_with_ids(count):
+        ids = [f"{count}-{number}" for number in range(count)]
+        statements.clear()
+        first = storage.enqueue([batch(ids=[*ids, ids[0]]), batch(ids=ids[-1:])])
+        statuses = [result.status for result in first]
+        assert statuses == [*["queued"] * count, "duplicate", "duplicate"]
+        return len(statements)
+
+    enqueue_with_ids(1)  # It registers the queue.
+    assert enqueue_with_ids(100) <= enqueue_with_ids(2)
+    assert counts(storage) == {State.WAITING: 103}
+    assert claim_ids(storage, 200)[:3] == ["1-0", "100-0", "100-1"]

@@ -29,6 +29,7 @@ from djqueue.testing.factories import (
     request,
     retrying,
 )
+from djqueue.testing.waiting import together
 from tests.support import PATIENCE, elsewhere, eventually
 
 pytestmark = pytest.mark.dialect
@@ -502,3 +503,21 @@ def test_locked_expired_job_does_not_hold_up_others(make):
 
     storage.sweep()
     assert storage.reads.states(QUEUE, ["a"]) == [State.FAILED]
+
+
+def test_calls_with_the_same_ids_in_opposite_orders_do_not_end_each_other(make):
+    storage = make()
+    storage.enqueue([batch()])
+    ids = [f"id-{number:03}" for number in range(200)]
+
+    def enqueue(order):
+        chunks = [batch(ids=order[start : start + 5]) for start in range(0, len(order), 5)]
+        return sum(result.status == "queued" for result in storage.enqueue(chunks))
+
+    added = together([partial(enqueue, order) for _ in range(3) for order in (ids, ids[::-1])])
+
+    assert sum(added) == len(ids)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush(), pg_stat_clear_snapshot()")
+        cursor.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        assert cursor.fetchone() == (0,)

@@ -87,7 +87,7 @@ def test_call_that_lacks_a_thread_or_a_descriptor_fails_and_the_next_one_does_no
             with pytest.raises(StorageUnavailableError, match="could not start"):
                 storage.events.subscribe(QUEUE, recorder)
             if refusal is refuse:
-                with pytest.raises(StorageUnavailableError, match="in the background could not start"):
+                with pytest.raises(StorageUnavailableError, match="'djqueue-background' could not start"):
                     enqueue(storage, durable=False)
                 assert enqueue(storage, id="notified once") == "notified once"
                 assert enqueue(storage, id="not notified") == "not notified"

@@ -8,7 +8,7 @@ import redis
 from djqueue.core.policies import KeyLimit, LimiterPolicy, QueuePolicy, Rate
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
-from djqueue.storage.redis.records import unpack_ids
+from djqueue.storage.redis.records import plain_reply, unpack_ids
 from djqueue.storage.redis.scripts import script
 from djqueue.testing.factories import (
     DELAY,
@@ -92,6 +92,8 @@ def alike(first, second):
     """Whether two answers say the same; a claim's second one names the jobs without their records, and an
     enqueue's has 1 for results."""
     match first, second:
+        case bytes(), bytes() if first[:1] == b"d":
+            return second[:1] == b"a" and alike(*([0, [*plain_reply(reply, 0)]] for reply in (first, second)))
         case [left, [*replies]], [left_again, [*again]] if any(map(has_result, replies)):
             replies = [[*reply[:3], 1] if has_result(reply) else reply for reply in replies]
             return (left, replies) == (left_again, again)
@@ -100,7 +102,8 @@ def alike(first, second):
             place = next(place for place, end in enumerate(ends) if isinstance(end, list))
             ends[place] = ends[place][::3]
             if isinstance(again := ends_again[place], bytes):  # those of the finished jobs come before them
-                ends_again[place] = [id.encode() for id in unpack_ids(again)[len(ends[0]) :]] if again else []
+                ids = [id.encode() for id in unpack_ids(again)] if again else []
+                ends_again[place] = ids[len(ids) - len(ends[place]) :]
             return (left, ends) == (left_again, ends_again)
     return first == second
 
@@ -644,7 +647,7 @@ def test_late_request_in_a_plain_queue_claims_nothing(storage, monkeypatch):
         with pytest.raises(redis.ResponseError, match="LATE"):
             ask(words)
     assert len(earlier) == 2
-    assert ask(last) == [0, [b"full"]]
+    assert ask(last) == b"f"
     assert counts(storage) == before
 
 

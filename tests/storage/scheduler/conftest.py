@@ -1,4 +1,4 @@
-"""Tables that are empty, and storages that are closed whatever happens."""
+"""Storages that are closed whatever happens."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -6,38 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from djqueue.storage.scheduler import SchedulerStorage
 from tests.support import PATIENCE
-from tests.tables import closing_connections_of_test_threads, empty_tables, every_app
 
 MakeStorage = Callable[..., SchedulerStorage]
-
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents and "tables" in getattr(item, "fixturenames", ()):
-            # Real transactions, and nothing that is emptied by pytest-django: see `tables`.
-            item.add_marker(pytest.mark.django_db(transaction=True, available_apps=[]))
-            item.add_marker(pytest.mark.database)
-
-
-@pytest.fixture
-def tables() -> Iterator[None]:
-    """Django's database; afterwards djqueue's tables are emptied."""
-    with every_app():
-        yield
-        connection.close()  # a test may have left it in any state
-        empty_tables()
-
-
-@pytest.fixture(autouse=True)
-def _connections_of_test_threads() -> Iterator[None]:
-    with closing_connections_of_test_threads():
-        yield
 
 
 @pytest.fixture(autouse=True)

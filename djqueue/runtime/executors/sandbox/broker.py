@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from djqueue.core.logs import Log
 from djqueue.core.permissions import Permissions
+from djqueue.core.threads import start_daemon
 from djqueue.runtime.executors.threadpool import ThreadPool
 
 from . import SandboxError
@@ -133,8 +134,7 @@ class ConnectBroker:
         """Number of calls that threads of the pool work on."""
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="djqueue-connects", daemon=True)
-        self._thread.start()
+        self._thread = start_daemon("djqueue-connects", self._serve)
 
     def resolve(self, name: str, port: int | None) -> list[tuple[int, str]]:
         """Return the addresses of a listed name as (family, address) pairs, and allow connections to them.

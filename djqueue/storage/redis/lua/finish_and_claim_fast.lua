@@ -6,11 +6,11 @@
 --
 -- KEYS: of each job that was completed with a result, the result.
 -- ARGV: number of completed jobs, worker, slots, lease, the worker's job names (each after a NUL, and one at the end),
---   '' or the configured capacity/per/concurrency (each '' for none); the kinds of the outcomes (c with a result, n
---   without) and their tokens, each joined; their ids, of which none occurs twice; then the results. The worker is
---   encoded (MessagePack).
--- Returns {'done', 'plain' (done, and finish_and_claim_plain.lua can take the next call), 'full' or 'due', a flag for each outcome, last token, milliseconds until the next job may be claimable
---   or -1, 0, claims (id, record, counters or ''), time}; to a repeated request 'again' and the ids.
+--   '' or the configured capacity/per/concurrency ('' each for none), the outcomes (see completed_jobs.lua), their ids, of
+--   which none occurs twice; then the results. The worker is encoded (MessagePack).
+-- Returns {'done', 'plain' (done, and finish_and_claim_plain.lua can take the next call), 'full' or 'due', a flag for each
+--   outcome, last token, milliseconds until the next job may be claimable or -1, 0, claims (id, record, counters or ''),
+--   time}; to a repeated request 'again' and the ids.
 --! include request numbers layout
 --! keys w lease finished
 --! rare z unhandled due deps
@@ -19,8 +19,8 @@ local format, byte, find = string.format, string.byte, string.find
 local outcomes, worker, slots = tonumber(ARGV[ARGS]), ARGV[ARGS + 1], tonumber(ARGV[ARGS + 2])
 local asked = slots
 local names, claims = ARGV[ARGS + 4], slots > 0
-local tokens = ARGV[ARGS + 7]
-local first = ARGS + 7 -- before the first id
+local ends = ARGV[ARGS + 6]
+local first = ARGS + 6 -- before the first id
 local last = first + outcomes
 local FULL = {0, {'full'}}
 
@@ -118,8 +118,7 @@ local count, ids, blobs, sts, refused = #wanted, {unpack(ARGV, first + 1, last)}
 for i = 1, count do ids[outcomes + i] = wanted[i] end
 if outcomes + count > 0 then sts = call('HMGET', ST, unpack(ids)) end
 for i = 1, outcomes do
-  local st = sts[i]
-  if not st or byte(st) ~= ACTIVE_BYTE or find(st, sub(tokens, 8 * i - 7, 8 * i), 2, true) ~= 2 then refused = true end
+  if not sts[i] or find(sts[i], sub(ends, 10 * i - 8, 10 * i), 1, true) ~= 1 then refused = true end
 end
 local bodies, started = nil, nil
 if count > 0 and not refused then
@@ -160,7 +159,6 @@ end
 -- Everything is checked: apply the changes.
 local st_changes, n = {nil, nil, nil, nil}, 0 -- with room for one outcome and one claim
 if outcomes > 0 then
-  local kinds = ARGV[ARGS + 6]
   --! insert completed_jobs
   call('HINCRBY', META, COMPLETED, ARGV[ARGS])
 end

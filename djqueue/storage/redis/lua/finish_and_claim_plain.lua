@@ -2,120 +2,124 @@
 --
 -- finish_and_claim_fast.lua sets that field when it finds no jobs but those of the list, no limits, no subscribers and no
 -- messages; every script that may add some removes it. So this one needs no other keys and few commands. If the queue or
--- one of the jobs is not plain, it changes nothing and replies 'full': the caller then runs the other script.
+-- one of the jobs is not plain, it changes nothing and replies 'f': the caller then runs the other script. Tables,
+-- functions and lists in the reply take long for a call that concerns one job, so there are few of them.
 --
 -- KEYS: of each job that was completed with a result, the result.
--- ARGV: those of finish_and_claim_fast.lua, but without the configured limits.
--- Returns its reply. It is remembered in `meta`, in a field with the name of the caller's sequence; see sweep.lua.
---! keys sequence meta jobs st log version w lease finished
---! include layout
+-- ARGV: 1 the time, 2 the number of this request in its sequence, 3 the maximum length of the stream of changes; slots,
+--   lease, the beginning of the body of a claimed job (MessagePack of attempts, failures, stalls and worker), the worker's
+--   job names (each as in a record, with its length), the outcomes (see completed_jobs.lua), their ids, of which none
+--   occurs twice; then the results.
+-- Returns a string: 'd', last token (8 bytes), time (8) and, of each claim, the lengths of its id and its record (4 each),
+--   id and record. To a repeated request 'a', token, time, and the ids of all changed jobs as in the stream of changes.
+--   It is remembered in `meta`, in a field with the name of the caller's sequence; see sweep.lua.
+--! keys sequence meta jobs st log w lease finished
+--! include common
 
 local pack, encode, format, byte, find = struct.pack, cmsgpack.pack, string.format, string.byte, string.find
-local outcomes, slots, names, tokens = tonumber(ARGV[6]), ARGV[8], ARGV[10], ARGV[12]
-local first = 12 -- before the first id
-local last = first + outcomes
+local number, stream, slots, names, ends = ARGV[2], ARGV[3], ARGV[4], ARGV[7], ARGV[8]
+local first, outcomes = 8, #ends / 10
+local last = first + outcomes -- the last id
 
-local ids, wanted, entries = {unpack(ARGV, first + 1, last)}, {nil}, {}
-if slots ~= '0' then entries = call('LPOP', W, slots) or entries end
+-- Tables are created with room for one outcome and one claim.
+local ids, entries = {nil, nil}, slots ~= '0' and call('LPOP', W, slots) or {}
 local count = #entries
-for i = 1, count do
-  local id = sub(entries[i], 9)
-  wanted[i], ids[outcomes + i] = id, id
-end
+for i = 1, outcomes do ids[i] = ARGV[first + i] end
+for i = 1, count do ids[outcomes + i] = sub(entries[i], 9) end
 
 -- Check the outcomes and the next jobs.
 local is_plain, sts, blobs = true, nil, nil
-if outcomes + count > 0 then sts = call('HMGET', ST, unpack(ids)) end
+if outcomes + count > 0 then sts = call('HMGET', ST, unpack(ids, 1, outcomes + count)) end
 for i = 1, outcomes do
-  local st = sts[i]
-  if not st or byte(st) ~= ACTIVE_BYTE or find(st, sub(tokens, 8 * i - 7, 8 * i), 2, true) ~= 2 then is_plain = false end
+  if not sts[i] or find(sts[i], sub(ends, 10 * i - 8, 10 * i), 1, true) ~= 1 then is_plain = false end
 end
 -- What is read of `meta`: these fields, then the number of waiting jobs of each name that is claimed.
-local fields, started, heading, name = {'plain', 'token', SEQUENCE, COMPLETED}, {}, nil, nil
+local fields, started = {'plain', 'token', SEQUENCE, COMPLETED, nil}, {nil, nil, nil, nil, nil}
 if count > 0 then
-  blobs = call('HMGET', JOBS, unpack(wanted))
+  blobs = call('HMGET', JOBS, unpack(ids, outcomes + 1, outcomes + count))
+  local name, at = nil, 4
   for i = 1, count do
     local blob = blobs[i]
-    if not blob or sts[outcomes + i] then is_plain = false break end
-    if not heading or find(blob, heading, 17, true) ~= 17 then
-      name = name_of(blob)
-      heading = sub(blob, 17, 19 + #name)
-      if byte(heading) == NOT_PLAIN_BYTE or not find(names, NUL .. name .. NUL, 1, true) then is_plain = false break end
-      name = 'n:' .. name
-      if not started[name] then fields[#fields + 1], started[name] = name, 0 end
+    if not blob or sts[outcomes + i] or byte(blob, 17) == NOT_PLAIN_BYTE then is_plain = false break end
+    if not name or find(blob, name, 18, true) ~= 18 then
+      name = sub(blob, 18, 19 + unpack_number('>I2', blob, 18))
+      if not find(names, name, 1, true) then is_plain = false break end
+      local field = 'n:' .. sub(name, 3)
+      at = 5
+      while fields[at] and fields[at] ~= field do at = at + 1 end
+      fields[at] = field
     end
-    started[name] = started[name] + 1
+    started[at] = (started[at] or 0) + 1
   end
 end
 local meta = call('HMGET', META, unpack(fields))
 
 -- A request that was answered before gets the same reply, and one that comes too late an error.
 local remembered, is_late = meta[3], false
-local number = ARGV[2]
 if remembered and sub(remembered, 1, 8) ~= number then
   is_late = unpack_number('>I8', remembered) > unpack_number('>I8', number)
   remembered = nil
 end
 if remembered or is_late or not is_plain or meta[1] ~= '1' then
   for i = count, 1, -1 do call('LPUSH', W, entries[i]) end
-  if remembered then return {0, cmsgpack.unpack(sub(remembered, 17))} end
+  if remembered then return sub(remembered, 17) end
   if is_late then return redis.error_reply('LATE a newer request of this sequence was processed first') end
   -- The caller goes on with its next request: this one must not be taken up later.
-  if meta[2] then call('HSET', META, SEQUENCE, number .. pack('>I8', clock) .. encode({'full'})) end
-  return {0, {'full'}}
+  if meta[2] then call('HSET', META, SEQUENCE, number .. pack('>I8', clock) .. 'f') end
+  return 'f'
 end
 
 -- Everything is checked: apply the changes.
-local st_changes, n = {nil, nil, nil, nil}, 0 -- with room for one outcome and one claim
-local changes, m = {nil, nil, nil, nil, nil, nil, nil, nil}, 0
+local st_changes, n = {nil, nil, nil, nil, nil, nil, nil, nil}, 0
 if outcomes > 0 then
-  local kinds = ARGV[11]
   --! insert completed_jobs
-  m = 2
-  changes[1], changes[2] = COMPLETED, format('%d', (meta[4] or 0) + outcomes)
 end
-
-local base, claimed, leases = 0, {}, nil
+local base, claims, leases = math.max(meta[2] or 0, now * 2048), '', nil
 if count > 0 then
-  base = math.max(tonumber(meta[2] or 0), now * 2048)
-  changes[m + 1], changes[m + 2] = 'token', format('%d', base + count)
-  m = m + 2
-  for i = 5, #fields do
-    local left = (meta[i] or 0) - started[fields[i]]
-    if left == 0 then
-      call('HDEL', META, fields[i])
-    else
-      changes[m + 1], changes[m + 2] = fields[i], format('%d', left)
-      m = m + 2
-    end
-  end
-  -- The encoding of {1, 0, 0, worker, now, 0, '', '', '', '', 0, 0}.
-  local new = '\156\1\0\0' .. ARGV[7] .. '\207' .. pack('>I8', now) .. '\0\160\160\160\160\0\0'
-  local expires = format('%d', now + ARGV[9])
+  -- With the rest of the encoding of {1, 0, 0, worker, now, 0, '', '', '', '', 0, 0}.
+  local new = ARGV[6] .. pack('>BI8c7', 207, now, '\0\160\160\160\160\0\0')
+  local expires, found = format('%d', now + ARGV[5]), {nil, nil, nil}
   leases = {'0', '', nil, nil} -- the first two for leases.lua
   for i = 1, count do
-    local id, at = wanted[i], 3 * i
+    local id, blob = ids[outcomes + i], blobs[i]
     leases[2 * i + 1], leases[2 * i + 2] = expires, id
-    st_changes[n + 1], st_changes[n + 2] = id, pack('>c1I8c0', ACTIVE, base + i, new) --@ claim: waiting -> active
+    st_changes[n + 1], st_changes[n + 2] = id, ACTIVE .. pack('>I8', base + i) .. new --@ claim: waiting -> active
     n = n + 2
-    claimed[at - 2], claimed[at - 1], claimed[at] = id, blobs[i], ''
+    found[3 * i - 2], found[3 * i - 1], found[3 * i] = pack('>I4I4', #id, #blob), id, blob
   end
+  claims = table.concat(found)
 end
 --! insert leases
 
-local flags, packed = string.rep('1', outcomes), ''
-local reply = {'done', flags, base, -1, 0, claimed, now}
+local packed = ''
 if n > 0 then
   call('HSET', ST, unpack(st_changes, 1, n)) --@ claim: waiting -> active
   --! insert packed_ids
-  if ARGV[5] ~= '0' then
-    call('XADD', LOG, 'MAXLEN', '~', ARGV[5], '*', 'i', packed, 's', string.rep(COMPLETED, outcomes) .. string.rep(ACTIVE, count))
+  if stream ~= '0' then
+    call('XADD', LOG, 'MAXLEN', '~', stream, '*', 'i', packed, 's', string.rep(COMPLETED, outcomes) .. string.rep(ACTIVE, count))
   end
-  if count == 0 then call('SET', VERSION, time[1] .. ':' .. time[2], 'PX', DAY) end
 end
--- As in finish_and_claim_fast.lua, a repetition gets the ids of the claims from those of all changed jobs.
-changes[m + 1] = SEQUENCE
-changes[m + 2] = number .. pack('>I8', clock) .. '\151\165again' .. encode(flags, base, -1, 0)
-  .. pack('>c1I4', '\219', #packed) .. packed .. pack('>c1I8', '\207', now)
-call('HSET', META, unpack(changes, 1, m + 2))
-return {0, reply}
+-- Pages compare the number of the last token, which therefore also changes if jobs only end. A repetition gets the ids of
+-- the claims from those of all changed jobs.
+local heading = pack('>I8I8', base, now)
+local changes, m = st_changes, 2
+changes[1], changes[2] = SEQUENCE, number .. pack('>I8', clock) .. 'a' .. heading .. packed
+if n > 0 then
+  changes[3], changes[4] = 'token', format('%d', base + math.max(count, 1))
+  m = 4
+end
+if outcomes > 0 then
+  changes[5], changes[6] = COMPLETED, format('%d', (meta[4] or 0) + outcomes)
+  m = 6
+end
+for i = 5, #fields do
+  local left = (meta[i] or 0) - started[i]
+  if left == 0 then
+    call('HDEL', META, fields[i])
+  else
+    changes[m + 1], changes[m + 2] = fields[i], format('%d', left)
+    m = m + 2
+  end
+end
+call('HSET', META, unpack(changes, 1, m))
+return 'd' .. heading .. claims

@@ -14,8 +14,7 @@ do
     packed = encode(ids)
   elseif count < 250 or ids[1] == ids[count] then
     -- What `encode` would make of {'', '', size, joined ids}, but made at once: Lua hashes every string.
-    ids[0] = pack('>c4Bc1I4', '\148\160\160\204', size, '\219', count * size)
-    packed = table.concat(ids, '', 0, count)
+    packed = pack('>c4Bc1I4', '\148\160\160\204', size, '\219', count * size) .. table.concat(ids)
   else
     local one, other, from, to = ids[1], ids[count], 1, size
     while string.byte(one, from) == string.byte(other, from) do from = from + 1 end

@@ -1,7 +1,7 @@
 """Attempts to leave the sandbox, each with the conditions under which the same action works."""
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -17,14 +17,8 @@ MISSING = missing_layers(NOTHING)
 needs_sandbox = pytest.mark.skipif(bool(MISSING), reason="; ".join(str(layer) for layer in MISSING) or "-")
 
 
-def variants(values: Sequence[Any]) -> list[Any]:
-    """Parameters of a test: the first in every lane, the others only in that of the sandbox."""
-    first, *others = values
-    return [first, *(pytest.param(other, marks=pytest.mark.sandbox) for other in others)]
-
-
-USER = pytest.mark.parametrize("user", variants(USERS))
-"""Runs a test as root, and in the sandbox's lane as an ordinary user, too."""
+USER = pytest.mark.parametrize("user", USERS)
+"""Runs a test as root and as an ordinary user."""
 WITHOUT = None
 """In place of permissions: the action works only outside any sandbox."""
 
@@ -72,7 +66,7 @@ def each(attempts: list[Attempt[Any]]) -> Callable[[Callable[..., Any]], Callabl
 
 def named(attempts: list[Attempt[Any]]) -> pytest.MarkDecorator:
     """Parametrize a test with attempts; all but the first in the sandbox's lane only."""
-    return pytest.mark.parametrize("attempt", variants(attempts), ids=name_of)
+    return pytest.mark.parametrize("attempt", attempts, ids=name_of)
 
 
 def name_of(attempt: Attempt[Any]) -> str:

@@ -34,7 +34,7 @@ from tests.runtime.executors.sandbox.harness import (
     shared_directory,
 )
 
-pytestmark = [needs_sandbox, pytest.mark.sandbox]
+pytestmark = needs_sandbox
 
 
 @pytest.fixture

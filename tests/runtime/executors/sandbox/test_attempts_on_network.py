@@ -21,7 +21,7 @@ from tests.runtime.executors.sandbox.harness import (
     shared_directory,
 )
 
-pytestmark = [needs_sandbox, pytest.mark.sandbox]
+pytestmark = needs_sandbox
 FAST_OPEN = 0x20000000
 
 

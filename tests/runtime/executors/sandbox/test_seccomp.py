@@ -31,7 +31,6 @@ from tests.runtime.executors.sandbox.bpf import answer
 from tests.runtime.executors.sandbox.harness import run
 
 # The lane of the sandbox runs them when the executors have changed.
-pytestmark = pytest.mark.sandbox
 
 PERM, NOSYS = ERROR | errno.EPERM, ERROR | errno.ENOSYS
 MACHINES = pytest.mark.parametrize("machine", [X86_64, AARCH64], ids=lambda machine: machine.name)

@@ -28,7 +28,7 @@ from djqueue.runtime.executors.sandbox.broker import (
 )
 from djqueue.runtime.executors.sandbox.seccomp import Filter
 from djqueue.runtime.executors.sandbox.syscalls import set_dumpable, this_machine
-from tests.runtime.executors.sandbox.attempts import USER, needs_sandbox, variants
+from tests.runtime.executors.sandbox.attempts import USER, needs_sandbox
 from tests.runtime.executors.sandbox.harness import (
     LIBC,
     USERS,
@@ -42,8 +42,8 @@ from tests.runtime.executors.sandbox.harness import (
 )
 from tests.support import eventually
 
-pytestmark = [needs_sandbox, pytest.mark.sandbox]
-TAKING = pytest.mark.parametrize("takes_sockets", variants([True, False]), ids=["taken", "replaced"])
+pytestmark = needs_sandbox
+TAKING = pytest.mark.parametrize("takes_sockets", [True, False], ids=["taken", "replaced"])
 
 
 class Server:

@@ -1,0 +1,270 @@
+"""Groups of errors as rows: what workers have counted is added to them, and users resolve or ignore them.
+
+A group has the failed attempts of one job type in a queue that were raised at the same place, or whose
+messages are alike. Each fingerprint of a message belongs to one group, so that groups share no dead letter.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+from django.db import Error
+from django.db.models import QuerySet
+
+from djqueue.conf import get_settings
+from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.errorgroups import Sighting, masked, tally
+from djqueue.core.logs import Log
+from djqueue.core.messages import in_one_line
+from djqueue.core.metrics import HOUR
+from djqueue.core.units import to_datetime, to_milliseconds
+from djqueue.fields import NAME_LENGTH
+from djqueue.models import ErrorGroup
+from djqueue.storage.base import Storage
+from djqueue.storage.tables.dberrors import raise_named
+
+from .sweeps import MISSING_TABLES_INTERVAL, alias_of
+
+logger = Log("djqueue.errors")
+
+STORED_AT_ONCE = 100
+"""Different errors stored by one round of maintenance."""
+HOURS = 14 * 24
+"""Hours of which a group has the counts."""
+MAX_VERSIONS = 20
+"""Versions of a group, those seen last."""
+MAX_FINGERPRINTS = 50
+"""Messages of one place that a group takes in; other messages have groups of their own."""
+MAX_GROUPS = 2_000
+"""Groups that are kept, those seen last."""
+MAX_TRIES = 20
+"""Tries to change a row that other processes change, too."""
+
+GroupState = Literal["open", "back", "resolved", "ignored"]
+
+
+def state_of(group: ErrorGroup, now: int) -> GroupState:
+    """Return the state of a group at a time in UTC milliseconds."""
+    if group.resolved_at is not None:
+        return "resolved"
+    if group.ignored_until is not None and to_milliseconds(group.ignored_until) > now:
+        return "ignored"
+    return "open" if group.came_back_at is None else "back"
+
+
+def is_open(group: ErrorGroup, now: int) -> bool:
+    """Return whether a person should look at a group."""
+    return state_of(group, now) in ("open", "back")
+
+
+def new_since(group: ErrorGroup) -> int:
+    """Return when a group was new for the last time: first seen, or back after it was resolved."""
+    return to_milliseconds(group.came_back_at or group.first_seen)
+
+
+def recording(storage: Storage) -> Callable[[], None]:
+    """Return a function that stores the errors of this process; it does nothing without the table."""
+    alias = alias_of(storage, ErrorGroup)
+    has_worked, asleep_until = False, SYSTEM_CLOCK.monotonic()
+    tally.is_stored = True
+
+    def look() -> None:
+        nonlocal has_worked, asleep_until
+        if SYSTEM_CLOCK.monotonic() < asleep_until:
+            return
+        if not (sightings := tally.take(STORED_AT_ONCE)):
+            return
+        try:
+            record(alias, sightings)
+        except Exception as error:
+            tally.put_back(sightings)
+            if has_worked and isinstance(error, Error):
+                raise_named(alias, error)
+            if has_worked:
+                raise
+            # A project without database storage need not have the table.
+            logger.debug("Could not store the errors: %s", in_one_line(error))
+            asleep_until = SYSTEM_CLOCK.monotonic() + MISSING_TABLES_INTERVAL
+        else:
+            has_worked = True
+
+    return look
+
+
+def record(alias: str, sightings: list[Sighting]) -> None:
+    """Add errors to their groups, and remove those that are stored from the list."""
+    keys = [one.key for one in sightings]
+    rows = list(
+        _groups(alias).filter(
+            queue__in={key.queue for key in keys},
+            name__in={key.name[:NAME_LENGTH] for key in keys},
+            error_type__in={key.error_type[:NAME_LENGTH] for key in keys},
+        )
+    )
+    while sightings:
+        one = sightings[0]
+        group = _find(rows, one)
+        if group is None:
+            group, is_new = _create(alias, one)
+            rows.append(group)
+            if is_new:
+                _forget_old(alias)
+        same = [other for other in sightings if _find(rows, other) is group] or [one]
+        _change(alias, group, partial(_add_all, sightings=same))
+        sightings[:] = [other for other in sightings if other not in same]
+
+
+def resolve(alias: str, queue: str, key: str, version: str = "", now: int | None = None) -> ErrorGroup | None:
+    """Resolve a group; it comes back when a worker of this or an unknown version fails with it.
+
+    Args:
+        version: Version without the error; empty for any that has not failed with it so far.
+
+    Returns:
+        The group; None if there is none.
+    """
+    at = SYSTEM_CLOCK.now() if now is None else now
+
+    def change(row: ErrorGroup) -> None:
+        row.resolved_at, row.resolved_in = to_datetime(at), version
+        row.known_versions = [one for one in row.versions if one != version]
+        row.ignored_until = row.came_back_at = None
+
+    return _changed(alias, queue, key, change)
+
+
+def ignore(alias: str, queue: str, key: str, until: int) -> ErrorGroup | None:
+    """Ignore a group until a time in UTC milliseconds; return the group, or None if there is none."""
+
+    def change(row: ErrorGroup) -> None:
+        row.ignored_until, row.resolved_at = to_datetime(until), None
+
+    return _changed(alias, queue, key, change)
+
+
+def reopen(alias: str, queue: str, key: str) -> ErrorGroup | None:
+    """Undo `resolve` and `ignore`; return the group, or None if there is none."""
+
+    def change(row: ErrorGroup) -> None:
+        row.ignored_until = row.resolved_at = None
+
+    return _changed(alias, queue, key, change)
+
+
+def newest(alias: str, limit: int, queues: Iterable[str] | None = None) -> list[ErrorGroup]:
+    """Return the groups of queues (None: of all) that were seen last; none without the table."""
+    rows = _groups(alias)
+    if queues is not None:
+        rows = rows.filter(queue__in=queues)
+    try:
+        return list(rows.order_by("-last_seen", "-pk")[:limit])
+    except Error as error:
+        logger.debug("Could not read the errors: %s", in_one_line(error))
+        return []
+
+
+def _groups(alias: str) -> "QuerySet[ErrorGroup]":
+    return ErrorGroup.objects.using(alias)
+
+
+def _find(rows: Iterable[ErrorGroup], sighting: Sighting) -> ErrorGroup | None:
+    """Return the group of an error: the one with its fingerprint, otherwise one of its place."""
+    key, of_place = sighting.key, None
+    for row in rows:
+        if (row.queue, row.name, row.error_type) != (
+            key.queue,
+            key.name[:NAME_LENGTH],
+            key.error_type[:NAME_LENGTH],
+        ):
+            continue
+        if key.fingerprint in row.fingerprints:
+            return row
+        if key.place and row.place == key.place[:NAME_LENGTH] and len(row.fingerprints) < MAX_FINGERPRINTS:
+            of_place = row
+    return of_place
+
+
+def _create(alias: str, sighting: Sighting) -> tuple[ErrorGroup, bool]:
+    key = sighting.key
+    first = to_datetime(sighting.first)
+    return _groups(alias).get_or_create(
+        queue=key.queue,
+        key=key.fingerprint,
+        defaults={
+            "name": key.name[:NAME_LENGTH],
+            "error_type": key.error_type[:NAME_LENGTH],
+            "place": key.place[:NAME_LENGTH],
+            "fingerprints": [key.fingerprint],
+            "title": masked(sighting.message),
+            "first_seen": first,
+            "last_seen": first,
+        },
+    )
+
+
+def _add_all(row: ErrorGroup, sightings: Sequence[Sighting]) -> None:
+    for one in sightings:
+        _add(row, one)
+
+
+def _add(row: ErrorGroup, sighting: Sighting) -> None:
+    key = sighting.key
+    row.attempts += sighting.attempts
+    row.jobs += sighting.jobs
+    row.first_seen = min(row.first_seen, to_datetime(sighting.first))
+    if row.last_seen <= to_datetime(sighting.last):
+        row.last_seen, row.message = to_datetime(sighting.last), sighting.message
+    if key.fingerprint not in row.fingerprints:
+        row.fingerprints = [*row.fingerprints, key.fingerprint]
+    hour = sighting.last // HOUR
+    hours = {**row.hours, str(hour): row.hours.get(str(hour), 0) + sighting.attempts}
+    row.hours = {one: count for one, count in hours.items() if int(one) > hour - HOURS}
+    is_back = row.resolved_at is not None and to_milliseconds(row.resolved_at) <= sighting.last
+    if is_back and (not key.version or key.version not in row.known_versions):
+        row.resolved_at, row.came_back_at = None, to_datetime(sighting.last)
+    if key.version:
+        count, began, _ = row.versions.get(key.version, (0, sighting.first, 0))
+        versions = {
+            **row.versions,
+            key.version: [count + sighting.attempts, min(began, sighting.first), sighting.last],
+        }
+        row.versions = dict(sorted(versions.items(), key=lambda item: -item[1][2])[:MAX_VERSIONS])
+
+
+def _changed(alias: str, queue: str, key: str, change: Callable[[ErrorGroup], object]) -> ErrorGroup | None:
+    row = _groups(alias).filter(queue=queue, key=key).first()
+    return None if row is None or not _change(alias, row, change) else row
+
+
+def _change(alias: str, row: ErrorGroup, change: Callable[[ErrorGroup], object]) -> bool:
+    """Change a row, unless it was removed. If another process has changed it, read it again first."""
+    for _ in range(MAX_TRIES):
+        before = row.revision
+        change(row)
+        row.revision = before + 1
+        fields = [field.attname for field in ErrorGroup._meta.concrete_fields if not field.primary_key]
+        values = {name: getattr(row, name) for name in fields}
+        if _groups(alias).filter(pk=row.pk, revision=before).update(**values):
+            return True
+        try:
+            row.refresh_from_db(using=alias)
+        except ErrorGroup.DoesNotExist:
+            return False
+    logger.warning("Could not change the error %s: other processes change it all the time.", row.key)
+    return False
+
+
+def _forget_old(alias: str) -> None:
+    """Delete groups that were not seen for as long as metrics are kept, and those above the limit."""
+    oldest = to_datetime(SYSTEM_CLOCK.now() - get_settings().metrics.day)
+    _groups(alias).filter(last_seen__lt=oldest).delete()
+    surplus = _groups(alias).order_by("-last_seen", "-pk")[MAX_GROUPS : MAX_GROUPS + STORED_AT_ONCE]
+    if pks := list(surplus.values_list("pk", flat=True)):
+        _groups(alias).filter(pk__in=pks).delete()
+
+
+def hours_until(group: ErrorGroup, now: int, count: int = HOURS) -> list[int]:
+    """Return a group's failed attempts of each of the last hours, oldest first."""
+    last = now // HOUR
+    found: dict[str, Any] = group.hours
+    return [found.get(str(hour), 0) for hour in range(last - count + 1, last + 1)]

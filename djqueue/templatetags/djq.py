@@ -242,7 +242,7 @@ def breakable(dotted: str) -> SafeString:
 def short(dotted: str) -> SafeString:
     """Show the last part of a dotted name. The rest is in its title, and read out and copied with it."""
     before, dot, last = dotted.rpartition(".")
-    shown = '<span title="{}"><span class="djq-module">{}{}</span>{}</span>'
+    shown = '<span class="djq-name" title="{}"><span class="djq-module">{}{}</span>{}</span>'
     return format_html(shown, dotted, before, dot, last)
 
 

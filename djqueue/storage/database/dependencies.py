@@ -108,8 +108,12 @@ def _links(tx: Tx, keys: Sequence[JobKey], limit: int) -> Mapping[JobKey, JobLin
         rows = tx.rows(f"SELECT {NODE} FROM djqueue_job WHERE queue = ? AND {condition}", queue, values)
         dependents = _dependents(tx, queue, [row[0] for row in rows], limit)
         for id, name, state, reason, packed, created_at, finished_at, started_at in rows:
-            times = {"created_at": created_at, "finished_at": finished_at or 0, "started_at": started_at or 0}
-            node = FlowNode(queue, id, name, State(state), reason, **times)
+            node = FlowNode(
+                *(queue, id, name, State(state), reason),
+                created_at=created_at,
+                finished_at=finished_at or 0,
+                started_at=started_at or 0,
+            )
             links[queue, id] = link(node, unpack_options(bytes(packed)), dependents.get(id, ()))
     return links
 

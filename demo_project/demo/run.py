@@ -16,6 +16,7 @@ from demo_project.flights.models import Flight
 
 from .business import FIRST_RELEASE, Business
 from .children import HOST, Child, ChildError, Children, free_port, wait_for_page
+from .history import make_history
 from .progress import Progress
 from .servers import postgres_in, redis_in
 from .tally import differences, table, tally
@@ -30,6 +31,7 @@ def stay_up(flights: int | None, port: int) -> int:
     try:
         with server_of_storage(), Children(Path(settings.VAR_DIR) / "log") as children:
             prepare(flights)
+            make_history()
             start_server(children, free_port(port))
             start_workers(children)
             progress = Progress()

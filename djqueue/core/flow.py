@@ -134,8 +134,9 @@ class FlowNode(NamedTuple):
     ignores: bool = False
     """True if it runs regardless of how its dependencies end."""
     created_at: int = 0
-    """UTC milliseconds, like `finished_at`."""
+    """UTC milliseconds, like `started_at` of the last attempt and `finished_at`; 0 if not yet."""
     finished_at: int = 0
+    started_at: int = 0
 
     @property
     def key(self) -> JobKey:

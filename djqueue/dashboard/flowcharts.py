@@ -8,7 +8,8 @@ pooling adjacent violators). The SVG has attributes and classes only, as content
 """
 
 from bisect import bisect_right, insort
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -18,10 +19,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from djqueue.core.flow import FlowGraph, FlowNode
+from djqueue.core.options import JobKey
 from djqueue.core.states import State
 from djqueue.models import JobState
 
 T = TypeVar("T")
+Link = Callable[[FlowNode], str]
+"""Returns the URL of a job's page."""
 WIDTH, HEIGHT = 168, 46
 """Size of a box, in pixels."""
 ACROSS, DOWN = 60, 14
@@ -49,15 +53,29 @@ SYMBOLS = {
     None: "?",
 }
 """Symbols of states, shown next to their names and colors."""
-MAX_CHARACTERS = 22
-"""Maximum characters of a name in a box."""
+MAX_CHARACTERS, MAX_STATES = 22, 27
+"""Maximum characters of a name and of states in a box."""
+MIN_FOLDED = 5
+"""Minimum number of equal jobs that share a box."""
+CAUSED = "dependency_failed"
+"""Reason of jobs that failed because of another one."""
 PADDING, FIRST, SECOND = 10, 19, 36
 """Offsets of the texts in a box, in pixels: left padding and two baselines."""
 ARROW = 5
+WORST = (
+    State.FAILED,
+    State.ACTIVE,
+    State.WAITING,
+    State.DELAYED,
+    State.BLOCKED,
+    State.CANCELLED,
+    State.COMPLETED,
+)
+"""States in the order in which they stand for several jobs."""
 
 
 class GraphNode(NamedTuple):
-    """A box: one job, or several of the same layer and state."""
+    """A box: one job, several equal ones, or several of the same layer and state."""
 
     x: int
     y: int
@@ -85,7 +103,9 @@ class Drawing(NamedTuple):
     boxes: list[GraphNode]
     lines: list[GraphEdge]
     collapsed: bool
-    """Whether some boxes stand for several jobs."""
+    """Whether boxes stand for all jobs of a layer and state."""
+    folded: bool
+    """Whether some boxes stand for several equal jobs."""
     left_out: int
     """The number of edges that are not drawn."""
 
@@ -102,13 +122,21 @@ class _GraphPart(NamedTuple):
     nodes: tuple[int, ...]
 
 
-def draw(graph: FlowGraph, limit: int = MAX_NODES) -> Drawing:
-    """Lay out a graph. The result is deterministic."""
-    parts, edges, collapsed = _parts(graph, limit)
+def draw(graph: FlowGraph, limit: int = MAX_NODES, *, fold: bool = False) -> Drawing:
+    """Lay out a graph. The result is deterministic.
+
+    Args:
+        fold: Draw jobs that have the same name and the same kinds of neighbors as one box.
+    """
+    pairs = [(edge.before, edge.after) for edge in graph.edges]
+    layers = layers_of(len(graph.nodes), pairs)
+    shares = siblings(graph, layers) if fold else [(at,) for at in range(len(graph.nodes))]
+    collapsed = len(shares) > limit
+    parts, edges = _bands(graph, layers, limit) if collapsed else _shared(graph, layers, shares)
     shown = sorted(edges, key=lambda edge: (parts[edge[1]].layer - parts[edge[0]].layer, edge))[:MAX_LINES]
     shown.sort()
-    layers, routes = _layered(parts, shown)
-    places, heights = _placed(layers, routes, len(parts))
+    columns, routes = _layered(parts, shown)
+    places, heights = _placed(columns, routes, len(parts))
     boxes = [
         GraphNode(MARGIN + part.layer * (WIDTH + ACROSS), heights[index] - HEIGHT // 2, *part)
         for index, part in enumerate(parts)
@@ -124,6 +152,7 @@ def draw(graph: FlowGraph, limit: int = MAX_NODES) -> Drawing:
         boxes,
         lines,
         collapsed,
+        not collapsed and len(shares) < len(graph.nodes),
         len(edges) - len(shown),
     )
 
@@ -143,13 +172,77 @@ def layers_of(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     return layers
 
 
-def svg(graph: FlowGraph, drawing: Drawing, url: Callable[[FlowNode], str]) -> SafeString:
+def siblings(graph: FlowGraph, layers: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the jobs in shares of equal ones, by their oldest job.
+
+    Jobs are equal if their names, queues and layers are, and if each kind of neighbor of one is a kind of
+    neighbor of the other: kinds are refined until that holds. Few equal jobs are not folded.
+    """
+    pairs = [(edge.before, edge.after) for edge in graph.edges]
+    sides = _neighbours(len(graph.nodes), pairs)
+    kinds: list[int] = [0] * len(graph.nodes)
+    count = 0
+    while True:
+        known: dict[object, int] = {}
+        kinds = [
+            known.setdefault(
+                (
+                    layers[at],
+                    node.queue,
+                    node.name,
+                    *(frozenset(kinds[one] for one in near[at]) for near in sides),
+                ),
+                len(known),
+            )
+            for at, node in enumerate(graph.nodes)
+        ]
+        if len(known) == count:
+            break
+        count = len(known)
+    shares: dict[int, list[int]] = {}
+    for at, kind in enumerate(kinds):
+        shares.setdefault(kind, []).append(at)
+    folded = [tuple(share) for share in shares.values() if len(share) >= MIN_FOLDED]
+    single = [(at,) for share in shares.values() if len(share) < MIN_FOLDED for at in share]
+    return sorted([*folded, *single])
+
+
+def worst(states: Iterable[State | None]) -> State | None:
+    """Return the state that stands for several jobs: the one that a person should see first."""
+    return min(states, key=lambda state: len(WORST) if state is None else WORST.index(state))
+
+
+def causes(graph: FlowGraph) -> list[FlowNode]:
+    """Return the jobs that failed by themselves, if others failed because of them; the first first."""
+    failed = [node for node in graph.nodes if node.state is State.FAILED]
+    first = sorted((node for node in failed if node.reason != CAUSED), key=lambda node: node.finished_at)
+    return first if len(first) < len(failed) else []
+
+
+def label_of(box: GraphNode, graph: FlowGraph) -> str:
+    """Return the name of a box: that of its job, or of its equal jobs with their number."""
+    nodes = [graph.nodes[at] for at in box.nodes]
+    name = nodes[0].name or nodes[0].id
+    if len(nodes) == 1:
+        return name
+    return f"{name} × {len(nodes)}" if len({node.name for node in nodes}) == 1 else several(box)
+
+
+def states_of(box: GraphNode, graph: FlowGraph) -> str:
+    """Return the states of the jobs of a box, with their numbers if it has several."""
+    found = Counter(graph.nodes[at].state for at in box.nodes)
+    if len(box.nodes) == 1:
+        return word(box.state)
+    return ", ".join(f"{found[state]} {word(state)}" for state in (*State, None) if found[state])
+
+
+def svg(graph: FlowGraph, drawing: Drawing, url: Link, each: str = "") -> SafeString:
     """Return a diagram with links to its jobs.
 
     Args:
-        url: Returns the URL of a job's page.
+        each: URL of the diagram with a box for each job, to which boxes of several jobs link.
     """
-    count = len(graph.nodes)
+    count, roots = len(graph.nodes), {node.key for node in causes(graph)}
     title = ngettext("Workflow of %(count)d job", "Workflow of %(count)d jobs", count) % {"count": count}
     return format_html(
         '<svg class="djq-workflow" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="group" '
@@ -160,7 +253,7 @@ def svg(graph: FlowGraph, drawing: Drawing, url: Callable[[FlowNode], str]) -> S
         title,
         _("Jobs run from left to right. The table below lists the same jobs."),
         format_html_join("", "{}", ((_line(line),) for line in drawing.lines)),
-        format_html_join("", "{}", ((_box(box, graph, url),) for box in drawing.in_order())),
+        format_html_join("", "{}", ((_box(box, graph, url, each, roots),) for box in drawing.in_order())),
     )
 
 
@@ -175,33 +268,42 @@ def several(box: GraphNode) -> str:
     return ngettext("%(count)d job", "%(count)d jobs", count) % {"count": count}
 
 
-def _parts(graph: FlowGraph, limit: int) -> tuple[list[_GraphPart], dict[tuple[int, int], bool], bool]:
-    """Return the boxes, their dependencies with whether each is unmet, and whether nodes were grouped."""
-    pairs = [(edge.before, edge.after) for edge in graph.edges]
-    layers = layers_of(len(graph.nodes), pairs)
-    if len(graph.nodes) <= limit:
-        single = [
-            _GraphPart(layer, node.state, (place,))
-            for place, (layer, node) in enumerate(zip(layers, graph.nodes, strict=True))
-        ]
-        return single, {(edge.before, edge.after): edge.unmet for edge in graph.edges}, False
-    # In a deep graph, several layers form a band, and edges within a band are dropped.
+def _shared(
+    graph: FlowGraph, layers: Sequence[int], shares: Sequence[tuple[int, ...]]
+) -> tuple[list[_GraphPart], dict[tuple[int, int], bool]]:
+    """Return a box for each share of the jobs, and their dependencies with whether each is unmet."""
+    parts = [
+        _GraphPart(layers[share[0]], worst(graph.nodes[at].state for at in share), share) for share in shares
+    ]
+    return parts, _edges_between(graph, parts)
+
+
+def _bands(
+    graph: FlowGraph, layers: Sequence[int], limit: int
+) -> tuple[list[_GraphPart], dict[tuple[int, int], bool]]:
+    """Return a box for each layer and state, and their dependencies.
+
+    In a deep graph, several layers form a band, and edges within a band are dropped.
+    """
     bands = min(max(layers) + 1, max(1, limit // (len(State) + 1)))
-    bands_of = [layer * bands // (max(layers) + 1) for layer in layers]
     groups: dict[tuple[int, str], list[int]] = {}
     for place, node in enumerate(graph.nodes):
-        groups.setdefault((bands_of[place], node.state or ""), []).append(place)
+        groups.setdefault((layers[place] * bands // (max(layers) + 1), node.state or ""), []).append(place)
     parts = [
         _GraphPart(band, State(state) if state else None, tuple(groups[band, state]))
         for band, state in sorted(groups)
     ]
+    return parts, _edges_between(graph, parts)
+
+
+def _edges_between(graph: FlowGraph, parts: Sequence[_GraphPart]) -> dict[tuple[int, int], bool]:
     part_of = {place: index for index, part in enumerate(parts) for place in part.nodes}
     edges: dict[tuple[int, int], bool] = {}
     for edge in graph.edges:
         pair = part_of[edge.before], part_of[edge.after]
         if parts[pair[0]].layer < parts[pair[1]].layer:
             edges[pair] = edges.get(pair, False) or edge.unmet
-    return parts, edges, True
+    return edges
 
 
 def _layered(
@@ -333,14 +435,18 @@ def _mean(numbers: Sequence[float]) -> float | None:
     return sum(numbers) / len(numbers) if numbers else None
 
 
-def _box(box: GraphNode, graph: FlowGraph, url: Callable[[FlowNode], str]) -> SafeString:
-    node = graph.nodes[box.nodes[0]] if len(box.nodes) == 1 else None
-    state = word(box.state)
-    name = several(box) if node is None else node.name or node.id
+def _box(box: GraphNode, graph: FlowGraph, url: Link, each: str, roots: Collection[JobKey]) -> SafeString:
+    nodes = [graph.nodes[at] for at in box.nodes]
+    failed = [node for node in nodes if node.key in roots]
+    one = nodes[0] if len(nodes) == 1 else failed[0] if len(failed) == 1 else None
+    name, states = label_of(box, graph), states_of(box, graph)
+    if failed and len(nodes) == 1:
+        states = _("%(state)s, root cause") % {"state": states}
+    where = f", {nodes[0].queue} {nodes[0].id}" if len(nodes) == 1 else ""
     inner = format_html(
         '<title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="6"></rect>'
         '<text x="{}" y="{}">{}</text><text class="djq-workflow-state" x="{}" y="{}">{} {}</text>',
-        f"{name}, {state}" if node is None else f"{name}, {state}, {node.queue} {node.id}",
+        f"{name}, {states}{where}",
         str(box.x),
         str(box.y),
         str(WIDTH),
@@ -351,14 +457,17 @@ def _box(box: GraphNode, graph: FlowGraph, url: Callable[[FlowNode], str]) -> Sa
         str(box.x + PADDING),
         str(box.y + SECOND),
         SYMBOLS[box.state],
-        state,
+        states if len(states) <= MAX_STATES else f"{states[: MAX_STATES - 1]}…",
     )
     kind = f"djq-workflow-box djq-workflow-{box.state or 'removed'}"
     if graph.root in box.nodes:
         kind += " djq-workflow-current"
-    if node is None or node.state is None:
+    if failed:
+        kind += " djq-workflow-cause"
+    target = each if one is None else "" if one.state is None else url(one)
+    if not target:
         return format_html('<g class="{}">{}</g>', kind, inner)
-    return format_html('<a class="{}" href="{}">{}</a>', kind, url(node), inner)
+    return format_html('<a class="{}" href="{}">{}</a>', kind, target, inner)
 
 
 def _fitting(name: str) -> str:

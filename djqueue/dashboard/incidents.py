@@ -19,6 +19,7 @@ from djqueue.dashboard.charts import ChartAnnotation
 from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.site import DashboardSite
 from djqueue.dashboard.tables import rows_of
+from djqueue.dashboard.timelines import Axis, Bar
 from djqueue.dashboard.views.history import ACTION_LABELS
 from djqueue.models import AuditEvent, BulkKind, BulkOperation
 from djqueue.operations.problems import failing
@@ -70,15 +71,6 @@ class StripMark(NamedTuple):
     label: str
     url: str
     kind: str
-
-
-class Bar(NamedTuple):
-    """A minute in a row of bars."""
-
-    left: str
-    width: str
-    top: str
-    height: str
 
 
 class StripRow(NamedTuple):
@@ -150,7 +142,7 @@ def strip(
     if not series:
         return None
     start, end = series[0].start, series[-1].start + series[-1].step
-    axis = _Axis(start, end)
+    axis = Axis(start, end)
     lost = [bucket for bucket in series if bucket.stalled]
     sizes, rates = backlog(pending, series), [failing([bucket]) for bucket in series]
     rows = (
@@ -215,27 +207,6 @@ def strip(
     step = (end - start) // TICKS // MINUTE * MINUTE
     ticks = tuple((axis.place(start + at * step), start + at * step) for at in range(TICKS))
     return Strip(rows, ticks)
-
-
-class _Axis:
-    """Places of times, in percent."""
-
-    def __init__(self, start: int, end: int) -> None:
-        self._start, self._length = start, end - start
-
-    def place(self, at: int) -> str:
-        return f"{min(100.0, max(0.0, (at - self._start) / self._length * 100)):.2f}%"
-
-    def width(self, start: int, end: int) -> str:
-        return f"{max(0.8, (end - start) / self._length * 100):.2f}%"
-
-    def bars(self, values: Sequence[float], most: float) -> tuple[Bar, ...]:
-        wide = 100 / max(1, len(values))
-        return tuple(
-            Bar(f"{at * wide:.2f}%", f"{wide * 0.8:.2f}%", f"{100 - tall:.1f}%", f"{tall:.1f}%")
-            for at, value in enumerate(values)
-            if most and (tall := value / most * 100) >= 0.5
-        )
 
 
 def _lost(count: int) -> str:

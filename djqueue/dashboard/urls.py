@@ -11,6 +11,7 @@ from djqueue.dashboard.views import (
     jobtype,
     jobtypes,
     operations,
+    palette,
     queues,
     scheduleform,
     schedules,
@@ -39,6 +40,7 @@ MODULES = (
     operations,
     *((bulkwrites,) if sparktables.are_installed() else ()),
     system,
+    palette,
     streams,
 )
 MOVED = {

@@ -239,6 +239,14 @@ def breakable(dotted: str) -> SafeString:
 
 
 @register.filter
+def short(dotted: str) -> SafeString:
+    """Show the last part of a dotted name. The rest is in its title, and read out and copied with it."""
+    before, dot, last = dotted.rpartition(".")
+    shown = '<span class="djq-name" title="{}"><span class="djq-module">{}{}</span>{}</span>'
+    return format_html(shown, dotted, before, dot, last)
+
+
+@register.filter
 def last_part(dotted: str) -> str:
     """Return the last part of a dotted name."""
     return dotted.rpartition(".")[2]

@@ -161,9 +161,11 @@
 
   let timeZone = words.djqZone || undefined;
   try { new Intl.DateTimeFormat(lang, { timeZone }); } catch (_) { timeZone = undefined; /* unnamed zone: use the browser's */ }
-  const COLOURS = ["--djq-accent", "--djq-good", "--error-fg", "--djq-fourth", "--djq-quiet"];
+  const COLOURS = ["--djq-accent", "--djq-good", "--djq-bad", "--djq-mark", "--djq-quiet"];
   const plots = new Map();
-  const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim() || "#888";
+  const probe = root.appendChild(document.createElement("span")); // resolves tokens, for a canvas knows none
+  probe.hidden = true;
+  const colour = (name) => { probe.style.color = `var(${name}, #888)`; return getComputedStyle(probe).color; };
   // The figure's own table: uPlot's legend is a table, too.
   const tableOf = (figure) => figure.querySelector("table.djq-table");
   const cells = (figure) => {
@@ -187,7 +189,7 @@
     const { ctx, bbox } = plot;
     const ratio = devicePixelRatio || 1;
     ctx.save();
-    ctx.strokeStyle = ctx.fillStyle = colour("--djq-fourth");
+    ctx.strokeStyle = ctx.fillStyle = colour("--djq-mark");
     ctx.lineWidth = ratio;
     ctx.font = `${11 * ratio}px sans-serif`;
     ctx.textBaseline = "top";
@@ -231,9 +233,9 @@
     const unit = figure.dataset.djqUnit || "";
     const short = new Intl.NumberFormat(lang, { notation: "compact", maximumFractionDigits: 1 });
     const isTime = figure.dataset.djqX !== "number";
-    const clock = new Intl.DateTimeFormat(lang, { hour: "2-digit", minute: "2-digit", timeZone });
+    const clock = new Intl.DateTimeFormat(lang, { hour: "2-digit", minute: "2-digit", hourCycle: "h23", timeZone });
     const day = new Intl.DateTimeFormat(lang, { day: "numeric", month: "short", timeZone });
-    const both = new Intl.DateTimeFormat(lang, { dateStyle: "medium", timeStyle: "short", timeZone });
+    const both = new Intl.DateTimeFormat(lang, { dateStyle: "medium", timeStyle: "short", hourCycle: "h23", timeZone });
     const inZone = (at) => (timeZone ? window.uPlot.tzDate(new Date(at * 1000), timeZone) : new Date(at * 1000));
     const times = (_u, splits, _axis, _space, step) => splits.map((at, index) => {
       const when = new Date(at * 1000);

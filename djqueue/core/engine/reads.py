@@ -354,6 +354,7 @@ def _node(job: EngineJob) -> FlowNode:
         job.reason,
         created_at=job.created_at,
         finished_at=job.finished_at,
+        started_at=job.started_at,
     )
 
 

@@ -168,6 +168,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "query": query,
         "has_rows": has_rows,
         "is_filtered": bool(query),
+        "has_more": any(request.GET.get(name) for name in MatchForm.base_fields if name not in ("id", "tag")),
         "names": registry.names(),
         "menus": menus(request, site),
         "bulk_actions": _selected_actions(request, site, listed.jobs),

@@ -6,7 +6,7 @@ Cron expressions are described in plain language.
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from typing import NamedTuple
 
 from django.contrib import messages
@@ -22,13 +22,15 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import DjqueueError, OptionError
 from djqueue.core.job import JobRecord
 from djqueue.core.logs import Log
+from djqueue.core.metrics import MINUTE
 from djqueue.core.states import LIVE, State
-from djqueue.core.units import to_milliseconds
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.dashboard import audit, boards, reading, rendering, rights
 from djqueue.dashboard.jsontext import ARGUMENTS
 from djqueue.dashboard.reading import CachedRead, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of, rows_of
+from djqueue.dashboard.timelines import Axis, Span, Timeline, TimelineRow
 from djqueue.models import CronJob, JobState, ScheduleSource
 from djqueue.operations.cronjobs import OVERDUE_AFTER, batch_of, job_id, next_runs, options_of
 from djqueue.schedules import Schedule
@@ -36,6 +38,7 @@ from djqueue.schedules.expressions import LAST_DAY, LAST_WORKDAY, Fields, fields
 
 logger = Log("djqueue.cron")
 pages = Pages()
+HOUR = 60 * MINUTE
 MAX_LISTED = 500
 """Maximum schedules in the list."""
 NEXT_RUNS = 5
@@ -48,6 +51,12 @@ MAX_SEARCHES = 6
 """Maximum attempts to find past slots, each with another start time."""
 MAX_STEPS = 300
 """Maximum slots examined per attempt."""
+STRIP_ROWS = 20
+"""Maximum schedules on the strip: those that run next."""
+STRIP_HOURS = 24
+"""Hours that the strip shows before and after the present."""
+STRIP_RUNS = 48
+"""Maximum next runs that the strip shows one by one; more of them are a band."""
 Outcomes = Mapping[tuple[str, str], State]
 """States by queue and job ID. Removed jobs are missing."""
 MAX_TIMES = 6
@@ -217,7 +226,7 @@ def upcoming(row: CronJob) -> list[int]:
     Raises:
         DjqueueError: The schedule is not valid.
     """
-    return [to_milliseconds(at) for at in islice(next_runs(row), NEXT_RUNS)]
+    return list(_runs(row, NEXT_RUNS))
 
 
 @pages.show("schedules", "schedules/", rights.VIEW, gettext_lazy("Schedules"), schedule_parts)
@@ -228,8 +237,32 @@ def cron(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         cached.value, key=lambda one: (not one.row.enabled, one.runs[:1] or [1 << 62], one.row.name)
     )
     changes_at(request, rows)
-    context = {"schedules": rows, "limit": MAX_LISTED}
+    context = {"schedules": rows, "limit": MAX_LISTED, "strip": strip(site, rows, SYSTEM_CLOCK.now())}
     return site.render(request, "schedules.html", _("Schedules"), context, tab="schedules", read=cached)
+
+
+def strip(site: DashboardSite, rows: Sequence[ScheduleRow], now: int) -> Timeline | None:
+    """Return the last and the next runs of schedules on one axis; None if there are none."""
+    now = now // MINUTE * MINUTE
+    length = STRIP_HOURS * HOUR
+    axis = Axis(now - length, now + length)
+    shown = [
+        TimelineRow(
+            one.row.name,
+            site.url("schedule", one.row.pk),
+            [*_past_spans(site, one, axis, now), *_next_spans(one, axis, now)],
+        )
+        for one in rows
+    ]
+    shown = [row for row in shown if row.spans]
+    if not shown:
+        return None
+    ticks = [
+        (axis.place(at), rendering.clock(to_datetime(at)))
+        for at in range(-(-(now - length) // HOUR) * HOUR, now + length, 6 * HOUR)
+    ]
+    more = max(0, len(shown) - STRIP_ROWS)
+    return Timeline(shown[:STRIP_ROWS], ticks, axis.place(now), more)
 
 
 @pages.show("schedule", "schedules/<int:pk>/", rights.VIEW, parts=schedule_parts)
@@ -344,6 +377,34 @@ def _row(row: CronJob, slots: Sequence[int], outcomes: Outcomes, now: int) -> Sc
     is_due, is_late = (bool(runs) and runs[0] <= now - late for late in (0, OVERDUE_AFTER))
     is_known = row.job_name in registry.names()
     return ScheduleRow(row, queue, words, runs, problem, is_due, is_late, is_known, past)
+
+
+def _runs(row: CronJob, limit: int) -> Iterator[int]:
+    return (to_milliseconds(at) for at in islice(next_runs(row), limit))
+
+
+def _past_spans(site: DashboardSite, one: ScheduleRow, axis: Axis, now: int) -> list[Span]:
+    spans = []
+    for run in one.past:
+        if run.slot >= now - STRIP_HOURS * HOUR:
+            at, url = _at(run.slot), site.url("job", one.queue, run.id) if run.state is not None else ""
+            spans.append(axis.span(run.kind, run.slot, run.slot, f"{at}: {run.label}", url))
+    return spans
+
+
+def _next_spans(one: ScheduleRow, axis: Axis, now: int) -> list[Span]:
+    """Return the next runs, or a band if they are many."""
+    if not one.runs:
+        return []
+    end = now + STRIP_HOURS * HOUR
+    runs = list(takewhile(lambda at: at < end, _runs(one.row, STRIP_RUNS + 1)))
+    if len(runs) > STRIP_RUNS:
+        return [axis.span("next", max(now, runs[0]), end, one.words)]
+    return [axis.span("next", at, at, f"{_at(at)}: {_('planned')}") for at in runs]
+
+
+def _at(slot: int) -> str:
+    return rendering.local(to_datetime(slot))
 
 
 def _outcomes(wanted: Mapping[str, Sequence[str]]) -> Outcomes:

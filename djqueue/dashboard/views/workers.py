@@ -12,6 +12,7 @@ from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
+from djqueue.core.metrics import MINUTE, NO_TIMES, Histogram, Percentile
 from djqueue.core.workers import (
     ASKED,
     DUMP,
@@ -25,10 +26,17 @@ from djqueue.core.workers import (
     WorkerInfo,
 )
 from djqueue.dashboard import audit, boards, rights
-from djqueue.dashboard.reading import CachedRead
+from djqueue.dashboard.reading import CachedRead, read_cache
 from djqueue.dashboard.site import Crumb, DashboardSite, Pages
 
 pages = Pages()
+DAY = 86_400_000
+SHORT = 1_000
+"""Milliseconds of a run that is never slow."""
+RUNS_FRESH = 15_000
+"""Milliseconds before the run times of job types are read again."""
+LISTED = 3
+"""Maximum jobs of a worker in the list, the slowest first."""
 HEARTBEAT_SLACK = 1_000
 """Milliseconds by which a heartbeat may be late."""
 MESSAGES = {
@@ -45,6 +53,23 @@ class Version(NamedTuple):
 
     project: str
     djqueue: str
+
+
+class RunningRow(NamedTuple):
+    """A job that a worker runs, beside the run times of its job type."""
+
+    job: RunningJob
+    length: int
+    """Milliseconds since it started."""
+    p95: Percentile | None
+    """95th percentile of the run times of its job type in the last day; None if none ended."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it runs for longer than nineteen of twenty others."""
+        return (
+            self.p95 is not None and not self.p95.is_floor and self.length > max(self.p95.milliseconds, SHORT)
+        )
 
 
 class WorkerRow(NamedTuple):
@@ -124,11 +149,23 @@ def worker_rows(request: HttpRequest) -> CachedRead[WorkerRows]:
     return CachedRead(WorkerRows(shown), cached.value.at, cached.error)
 
 
+def running(request: HttpRequest, worker: WorkerRow) -> list[RunningRow]:
+    """Return the active jobs of a worker that the user can see, the longest running first."""
+    if not worker.jobs:
+        return []
+    board = boards.board(request).value
+    names = tuple(line.name for line in board.lines)
+    times = read_cache.read(("run_times", names), lambda: _run_times(names, board.at), RUNS_FRESH).value
+    rows = [RunningRow(job, max(0, board.at - job.started_at), times.get(job.name)) for job in worker.jobs]
+    return sorted(rows, key=lambda row: row.job.started_at)
+
+
 @pages.show("workers", "workers/", rights.VIEW, gettext_lazy("Workers"))
 def workers(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     """List the workers with their latest heartbeats."""
     cached = worker_rows(request)
-    context = {"workers": cached.value}
+    rows = cached.value.rows
+    context = {"workers": cached.value, "running": {row.id: running(request, row)[:LISTED] for row in rows}}
     return site.render(request, "workers.html", _("Workers"), context, tab="workers", read=cached)
 
 
@@ -145,7 +182,11 @@ def worker(request: HttpRequest, site: DashboardSite, worker: str) -> HttpRespon
         title = _("Worker not found")
         return site.not_found(request, title, text, tab="workers", crumbs=crumbs, link=link)
     may_read = row.is_open and rights.may(request, rights.WORKERS)
-    context = {"worker": row, "dump": get_storage().workers.dump(worker) if may_read else None}
+    context = {
+        "worker": row,
+        "running": running(request, row),
+        "dump": get_storage().workers.dump(worker) if may_read else None,
+    }
     crumbs = [site.crumb("workers")]
     return site.render(request, "worker.html", worker, context, tab="workers", crumbs=crumbs, read=cached)
 
@@ -170,6 +211,15 @@ def _register(command: str) -> None:
 
 for _name in (QUIET, RESUME, DUMP):
     _register(_name)
+
+
+def _run_times(queues: Sequence[str], at: int) -> dict[str, Percentile]:
+    """Return the 95th percentile of the run times of each job type in the last day."""
+    end = at // MINUTE * MINUTE + MINUTE
+    found: dict[str, Histogram] = {}
+    for bucket in get_storage().reads.series(queues, end - DAY, end, DAY, by_name=True):
+        found[bucket.name] = found.get(bucket.name, NO_TIMES).merge(bucket.run)
+    return {name: p95 for name, times in found.items() if (p95 := times.percentile(0.95)) is not None}
 
 
 def _row_of(

@@ -10,10 +10,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from djqueue.client import get_storage
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.flow import FlowGraph, FlowNode
 from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.states import LIVE, TERMINAL, State
-from djqueue.dashboard import actions, audit, boards, flowcharts, jobsearch, rights
+from djqueue.dashboard import actions, audit, boards, flowcharts, jobsearch, rights, timelines
 from djqueue.dashboard.reading import CachedRead, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.storage.actions import RETRY
@@ -121,6 +122,9 @@ class WorkflowRow(NamedTuple):
     node: FlowNode | None
     """None for several jobs."""
     size: int
+    label: str
+    """Name of the job, or of several with their number."""
+    states: str
     state: State | None
     before: list[FlowNode]
     more: int
@@ -205,17 +209,24 @@ def flow(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> 
     if whole is None:
         return site.job_not_found(request, queue, job_id, "workflows", crumbs)
     graph = visible_part(request, whole)
-    drawing = flowcharts.draw(graph)
+    is_each = request.GET.get("each") == "1"
+    drawing = flowcharts.draw(graph, fold=not is_each)
+    each_url, folded_url = site.url("workflow", queue, job_id, each="1"), site.url("workflow", queue, job_id)
     roots, dependents = failed_jobs(request, whole)
     summary = summarize(graph)
     context = {
         "summary": summary,
         "counts": [(state, flowcharts.word(state), count) for state, count in summary.counts],
         "root": graph.nodes[graph.root],
-        "svg": flowcharts.svg(graph, drawing, lambda node: site.url("job", *node.key)),
+        "svg": flowcharts.svg(graph, drawing, lambda node: site.url("job", *node.key), each_url),
         "drawing": drawing,
+        "folding_url": each_url if drawing.folded else folded_url if is_each else "",
+        "times": timelines.of_workflow(
+            graph, drawing, SYSTEM_CLOCK.now(), lambda node: site.url("job", *node.key)
+        ),
+        "causes": flowcharts.causes(graph)[:FAILED_LISTED],
         "rows": _rows(graph, drawing),
-        "failed": [*roots, *dependents][:FAILED_LISTED] if drawing.collapsed else [],
+        "failed": [*roots, *dependents][:FAILED_LISTED] if drawing.collapsed or drawing.folded else [],
         **_dry_run(roots, dependents),
     }
     title = summary.last.name or job_id
@@ -324,7 +335,16 @@ def _rows(graph: FlowGraph, drawing: flowcharts.Drawing) -> list[WorkflowRow]:
         node = graph.nodes[box.nodes[0]] if one else None
         more = max(0, len(before) - DEPENDENCIES_NAMED)
         rows.append(
-            WorkflowRow(box.layer + 1, node, len(box.nodes), box.state, before[:DEPENDENCIES_NAMED], more)
+            WorkflowRow(
+                box.layer + 1,
+                node,
+                len(box.nodes),
+                flowcharts.label_of(box, graph),
+                flowcharts.states_of(box, graph),
+                box.state,
+                before[:DEPENDENCIES_NAMED],
+                more,
+            )
         )
     return rows
 

@@ -89,7 +89,7 @@ def forget(tx: Tx, queue: str, ids: Sequence[str]) -> None:
 # The graph of jobs that are connected by dependencies.
 
 
-NODE = "job_id, name, state, reason, options, created_at, finished_at"
+NODE = "job_id, name, state, reason, options, created_at, finished_at, started_at"
 
 
 def flows(tx: Tx, keys: Sequence[JobKey], limit: int) -> list[FlowGraph | None]:
@@ -107,9 +107,12 @@ def _links(tx: Tx, keys: Sequence[JobKey], limit: int) -> Mapping[JobKey, JobLin
         condition, values = tx.among("job_id", ids)
         rows = tx.rows(f"SELECT {NODE} FROM djqueue_job WHERE queue = ? AND {condition}", queue, values)
         dependents = _dependents(tx, queue, [row[0] for row in rows], limit)
-        for id, name, state, reason, packed, created_at, finished_at in rows:
+        for id, name, state, reason, packed, created_at, finished_at, started_at in rows:
             node = FlowNode(
-                queue, id, name, State(state), reason, created_at=created_at, finished_at=finished_at or 0
+                *(queue, id, name, State(state), reason),
+                created_at=created_at,
+                finished_at=finished_at or 0,
+                started_at=started_at or 0,
             )
             links[queue, id] = link(node, unpack_options(bytes(packed)), dependents.get(id, ()))
     return links

@@ -574,6 +574,7 @@ def _links(
             record.reason,
             created_at=record.created_at,
             finished_at=record.finished_at,
+            started_at=record.started_at,
         )
         waiting = [(text(dependents[at]), text(dependents[at + 1])) for at in range(0, len(dependents), 2)]
         yield (queue, job_id), link(node, record.options, waiting)

@@ -21,7 +21,10 @@ HAS_COLOR = """
   const canvas = document.querySelector(`#${figure} canvas`);
   if (!canvas) return false;
   const probe = document.createElement("canvas").getContext("2d");
-  probe.fillStyle = getComputedStyle(document.getElementById("djq")).getPropertyValue(name).trim();
+  const token = document.getElementById("djq").appendChild(document.createElement("span"));
+  token.style.color = `var(${name})`;
+  probe.fillStyle = getComputedStyle(token).color;
+  token.remove();
   probe.fillRect(0, 0, 1, 1);
   const wanted = [...probe.getImageData(0, 0, 1, 1).data].join();
   const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
@@ -68,8 +71,8 @@ def wait_for_color(window: Page, figure: str, name: str) -> None:
 def test_queue_page_is_accessible_and_charts_are_drawn(scheme, width, open_page, queue):
     where = address(BY_NAME["queue"], concurrency_key="globex")
     window = open_page(where, scheme=scheme, width=width, expected=SLOW)
-    wait_for_color(window, "djq-throughput", "--djq-fourth")
-    wait_for_color(window, "djq-times", "--djq-fourth")
+    wait_for_color(window, "djq-throughput", "--djq-mark")
+    wait_for_color(window, "djq-times", "--djq-mark")
     wait_for_color(window, "djq-times", "--djq-bad")
     assert violations(window) == []
     assert not scrolls_sideways(window)

@@ -1,13 +1,19 @@
-"""Admin themes with their own htmx: the page loads one htmx, which serves both."""
+"""Themes of the admin: those with an htmx of their own, and popular ones as they are installed."""
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from djqueue import Queue
 from djqueue.dashboard.reading import read_cache
+from tests.dashboard.browser.test_access import scrolls_sideways, violations
 from tests.dashboard.browser.test_live import BY_NAME, look, look_until_unchanged
 from tests.dashboard.visiting import address
 
@@ -82,3 +88,55 @@ def test_expired_session_shows_banner_whatever_the_theme_swaps(open_page, theme)
     assert look(page).status == 401
     expect(page.locator("#djq-banner")).to_contain_text("session has expired")
     expect(page.locator("#djq-live table, #djq-live p").first).to_be_visible()
+
+
+LOOKS = """() => {
+  const style = (selector) => getComputedStyle(document.querySelector(selector));
+  const number = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
+  const cell = style(innerWidth < 768 ? "#djq .djq-cards tbody tr" : "#djq .djq-table tbody td");
+  const [red, green, blue] = number(style("#djq .djq-danger").color);
+  return {
+    borders: cell.borderBottomWidth !== "0px" && cell.borderBottomColor !== style("body").backgroundColor,
+    sparklines: [...document.querySelectorAll("#djq .djq-spark polyline")].every(
+      (one) => getComputedStyle(one).stroke !== "none" && getComputedStyle(one).strokeWidth !== "0px"
+    ),
+    danger: red > green + 60 && red > blue + 60,
+    sticky: style("#djq thead th").position === "sticky",
+  };
+}"""
+THEMED = ("", "jobs/?state=failed", "queues/emails/", "errors/", "workflows/emails/flow-1/", "schedules/")
+
+
+@pytest.fixture(scope="module", params=["unfold", "jazzmin"])
+def themed(request: Any, tmp_path_factory: Any) -> Iterator[dict[str, str]]:
+    """Address and session of a project under a theme, in a process of its own: themes replace the site."""
+    pytest.importorskip(request.param)
+    name = tmp_path_factory.mktemp("themed") / "db.sqlite3"
+    env = {**os.environ, "DJQUEUE_TEST_THEME": request.param, "DJQUEUE_TEST_NAME": str(name)}
+    command = [sys.executable, "-m", "tests.dashboard.themed"]
+    with subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())
+        process.stdin.close()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 1440), ("light", 390)])
+def test_pages_look_right_and_are_accessible_under_theme(browser: Browser, themed, scheme, width):
+    context = browser.new_context(
+        base_url=themed["url"], viewport={"width": width, "height": 900}, color_scheme=scheme
+    )
+    context.add_cookies([{"name": "sessionid", "value": themed["session"], "url": themed["url"]}])
+    page, found = context.new_page(), {}
+    for path in THEMED:
+        page.goto(f"/admin/djqueue/dashboard/{path}")
+        page.wait_for_function("window.htmx !== undefined")
+        found[path] = (violations(page), scrolls_sideways(page))
+    page.goto("/admin/djqueue/dashboard/errors/")
+    looks = page.evaluate(LOOKS)
+    context.close()
+    assert found == dict.fromkeys(THEMED, ([], False))
+    assert looks == {"borders": True, "sparklines": True, "danger": True, "sticky": True}

@@ -31,7 +31,7 @@ class Bar(NamedTuple):
     height: str
 
 
-class Span(NamedTuple):
+class PlacedBar(NamedTuple):
     """A period, or a moment if it has no width."""
 
     kind: str
@@ -49,7 +49,7 @@ class TimelineRow(NamedTuple):
 
     label: str
     url: str
-    spans: list[Span]
+    spans: list[PlacedBar]
     note: str = ""
     is_critical: bool = False
 
@@ -91,10 +91,10 @@ class Axis:
     def width(self, start: int, end: int) -> str:
         return f"{max(0.8, (end - start) / self._length * 100):.2f}%"
 
-    def span(self, kind: str, start: int, end: int, label: str, url: str = "") -> Span:
+    def span(self, kind: str, start: int, end: int, label: str, url: str = "") -> PlacedBar:
         """Return a period; one of no length is a moment."""
         width = self.width(start, end) if end > start else ""
-        return Span(kind, self.place(start), self.place(end), width, label, url)
+        return PlacedBar(kind, self.place(start), self.place(end), width, label, url)
 
     def bars(self, values: Sequence[float], most: float) -> tuple[Bar, ...]:
         wide = 100 / max(1, len(values))
@@ -187,7 +187,7 @@ def _began(graph: FlowGraph, box: flowcharts.GraphNode) -> int:
 
 def _spans(
     graph: FlowGraph, before: Mapping[int, Sequence[int]], box: flowcharts.GraphNode, axis: Axis, now: int
-) -> list[Span]:
+) -> list[PlacedBar]:
     """Return the wait and the run of a job; of several jobs, from the first to the last of each."""
     started = [at for at in box.nodes if graph.nodes[at].started_at]
     waits = [at for at in box.nodes if graph.nodes[at].state in (State.WAITING, State.DELAYED)]

@@ -1,4 +1,4 @@
-"""The palette: finds pages, queues, job types, jobs, schedules, workers and actions by a few letters.
+"""The palette: finds pages, queues, job types, jobs, schedules, workers and actions by a part of their names.
 
 Ctrl-K opens it on every page; without JavaScript, it is a page. It names only what the user may open and see.
 """

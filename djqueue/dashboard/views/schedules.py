@@ -30,7 +30,7 @@ from djqueue.dashboard.jsontext import ARGUMENTS
 from djqueue.dashboard.reading import CachedRead, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of, rows_of
-from djqueue.dashboard.timelines import Axis, Span, Timeline, TimelineRow
+from djqueue.dashboard.timelines import Axis, PlacedBar, Timeline, TimelineRow
 from djqueue.models import CronJob, JobState, ScheduleSource
 from djqueue.operations.cronjobs import OVERDUE_AFTER, batch_of, job_id, next_runs, options_of
 from djqueue.schedules import Schedule
@@ -383,7 +383,7 @@ def _runs(row: CronJob, limit: int) -> Iterator[int]:
     return (to_milliseconds(at) for at in islice(next_runs(row), limit))
 
 
-def _past_spans(site: DashboardSite, one: ScheduleRow, axis: Axis, now: int) -> list[Span]:
+def _past_spans(site: DashboardSite, one: ScheduleRow, axis: Axis, now: int) -> list[PlacedBar]:
     spans = []
     for run in one.past:
         if run.slot >= now - STRIP_HOURS * HOUR:
@@ -392,7 +392,7 @@ def _past_spans(site: DashboardSite, one: ScheduleRow, axis: Axis, now: int) -> 
     return spans
 
 
-def _next_spans(one: ScheduleRow, axis: Axis, now: int) -> list[Span]:
+def _next_spans(one: ScheduleRow, axis: Axis, now: int) -> list[PlacedBar]:
     """Return the next runs, or a band if they are many."""
     if not one.runs:
         return []

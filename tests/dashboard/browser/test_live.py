@@ -11,6 +11,7 @@ from djqueue.core.metrics import MINUTE
 from djqueue.core.states import State
 from djqueue.dashboard.reading import read_cache
 from djqueue.testing.factories import a_failed_job, claim, completing, failing, finish
+from tests.dashboard.acting import note_error
 from tests.dashboard.test_streams import Served, served
 from tests.dashboard.visiting import PAGES, address
 from tests.support import eventually
@@ -150,7 +151,8 @@ def assert_page_shows_what_storage_answers(page: Page, name: str) -> None:
         for label in ("enqueued", "completed", "failed", "retried"):
             assert shown[label.capitalize()] == str(getattr(queue.totals, label)), label
     elif name == "errors":
-        expect(page.locator("#djq-live p").first).to_contain_text(f"{counts['failed']} matching dead letter")
+        expect(page.locator("#djq-live")).to_contain_text(f"{counts['failed']} matching dead letter")
+        assert page.evaluate(ROW)["Failed jobs"] == counts["failed"]
     if page.locator("#djq-throughput").count():
         points = page.evaluate(CHART)
         start, end = int(points[0][0]) * 1_000, int(points[-1][0]) * 1_000 + MINUTE
@@ -171,6 +173,7 @@ def test_pages_and_their_charts_show_what_storage_answers_after_three_refreshes(
             queue.enqueue_many(range(3), ids=[f"{at}-{number}-{refresh}" for at in range(3)])
             claimed = claim(storage, 2, names=["emails"])
             finish(storage, completing(claimed[0]), failing(claimed[1], "timeout"))
+            note_error("emails")
             storage.sweep()
             read_cache.clear()
             if refresh:

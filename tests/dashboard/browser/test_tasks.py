@@ -15,7 +15,7 @@ from djqueue.core.workers import RunningJob
 from djqueue.dashboard.reading import read_cache
 from djqueue.models import Annotation, CronJob
 from djqueue.testing.factories import worker
-from tests.dashboard.acting import complete, fail
+from tests.dashboard.acting import claim, complete, fail
 from tests.dashboard.visiting import PAGES, address
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.slow]
@@ -71,6 +71,8 @@ def night(settings: Any, memory: None) -> None:
     fail("broken")
     queue.enqueue({"args": [7], "kwargs": {}}, name="tests.tasks.send", id="order-7", tags=("acme",))
     queue.enqueue({"args": [8], "kwargs": {}}, name="tests.tasks.send", id="order-8", tags=("acme",))
+    Queue("images").enqueue(1, name="shop.jobs.resize", id="pixel")
+    claim("images", ["shop.jobs.resize"])
     now = SYSTEM_CLOCK.now()
     stuck = RunningJob("images", "pixel", "shop.jobs.resize", now - 9 * 3_600_000)
     storage.workers.register(
@@ -103,7 +105,8 @@ def test_why_a_job_is_not_running_takes_two_clicks(operator):
 def test_what_failed_since_which_deploy_takes_one_click(operator):
     operator.sees("New since the deploy: NoAddressError: no address")
     operator.follow("NoAddressError", ".djq-problem")
-    operator.sees("1 matching dead letter")
+    operator.sees("Failed attempts per hour")
+    operator.sees(re.compile(r"Failed jobs\s*1"))
     assert operator.clicks <= 1
 
 

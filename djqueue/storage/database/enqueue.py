@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
+from itertools import islice, takewhile
 from operator import itemgetter
 
 from djqueue.core.errors import OptionError
@@ -48,7 +50,8 @@ def enqueue(tx: Tx, batches: Sequence[Batch], *, chunk: int = 0) -> list[Enqueue
             _write(tx, new)
             known = None
         elif known is None:
-            known = _known(tx, [one for one in batches[number:] if _is_uniform(tx, one)])
+            # Those of the batches up to the next one that has to be enqueued job by job.
+            known = _known(tx, list(takewhile(partial(_is_uniform, tx), islice(batches, number, None))))
         answers = _enqueue(tx, batch, chunk, known, new)
         substitutes.note(batch, answers)
         results += answers

@@ -61,7 +61,8 @@ class LoopConnection(asyncio.Protocol):
         self._transport.set_protocol(self)
         self._poll: select.poll | None = None
         """Waits for replies without the loop, where that is possible."""
-        if hasattr(select, "poll") and self._transport.get_extra_info("ssl_object") is None:
+        is_tls = self._transport.get_extra_info("ssl_object") is not None
+        if hasattr(select, "poll") and not is_tls and not self._transport.is_closing():
             self._socket = self._transport.get_extra_info("socket").fileno()
             self._poll = select.poll()
             self._poll.register(self._socket, select.POLLIN)

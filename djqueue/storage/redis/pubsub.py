@@ -292,6 +292,7 @@ class PubSubReader:
         self._wake_event.close()
 
     def _run(self) -> None:
+        self._thread = threading.current_thread()  # before a callback asks which thread this is
         try:
             while self._is_wanted():
                 try:

@@ -77,6 +77,8 @@ COMPLETED_KINDS = {True: b"c", False: b"n"}
 """Kinds of the outcomes of completed jobs, by whether there is a result."""
 COMPLETED_STATES = {given: kind + CODES["ACTIVE"].encode() for given, kind in COMPLETED_KINDS.items()}
 """The same, and the state that the jobs must have."""
+SHORT_HEADING = 1_024
+"""Maximum bytes of a name with its options whose decoded form is kept."""
 NO_TOKEN = bytes(8)
 NOTHING = HEAD.pack(bytes(8), 0, PLAIN, 0) + SIZE.pack(1) + b"\x80"
 """The record of a job that was removed: no name, no options, no payload."""
@@ -205,11 +207,17 @@ def pack_token(queue: str, token: int) -> bytes:
     return b""
 
 
-@lru_cache(maxsize=1024)
 def _name_and_options(heading: bytes) -> tuple[str, JobOptions]:
-    """Decode the part of a record from the flag to the options."""
+    """Decode the part of a record from the flag to the options; short ones, which jobs share, are kept."""
+    return (_kept_options if len(heading) <= SHORT_HEADING else _decoded_options)(heading)
+
+
+def _decoded_options(heading: bytes) -> tuple[str, JobOptions]:
     job = Envelope(bytes(VARIED) + heading)
     return job.name, job.options
+
+
+_kept_options = lru_cache(maxsize=1024)(_decoded_options)
 
 
 def claimed(queue: str, found: Sequence[Any], first: int, lease: int, now: int) -> list[Claimed]:

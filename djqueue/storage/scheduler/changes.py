@@ -62,11 +62,6 @@ class TableChange(NamedTuple):
     """Columns that identify a row; without any, rows are added."""
     constants: Mapping[str, Any] | None = None
 
-    def key_of(self, row: Row) -> dict[str, Any]:
-        """Return the columns that identify a row, or its job."""
-        names = self.fields if self.kind == "insert" else (*self.key, *self.fields)
-        return {name: value for name, value in zip(names, row, strict=True) if name in (self.key or KEY)}
-
     def apply(self, dialect: Dialect) -> None:
         """Write the change."""
         if self.kind == "insert":

@@ -2,7 +2,7 @@
 
 A transaction has everything that has changed since the last one, as of one moment. It begins `WINDOW` after
 the first change, with `WINDOW_JOBS` changed jobs, or as soon as a caller waits for it. After an error, the
-same changes are written again, with those that followed. Rows that the database refuses are left out.
+same changes are written again, with those that followed.
 """
 
 import math
@@ -13,7 +13,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from django.db import DataError, Error, IntegrityError, connections
+from django.db import Error, connections
 
 from djqueue import models
 from djqueue.core.clock import Clock
@@ -421,33 +421,13 @@ class TableJournal(Journal):
                     if model is not models.MetricBucket:
                         model._default_manager.using(self._dialect.alias).all().delete()
             for change in tables:
-                if not _may_be_of_rows(self._failure):
-                    change.apply(self._dialect)
-                elif refused := list(self._refused(change)):
-                    (row, error), table = refused[0], change.model._meta.db_table
-                    text = "Left %d rows out of %s, because the database refuses them. The first is %s: %s"
-                    logger.error(text, len(refused), table, row, in_one_line(error))
-            self._metrics.purge(self._dialect.alias, self._clock.now())
-
-    def _refused(self, change: TableChange) -> Iterator[tuple[dict[str, Any], Exception]]:
-        """Apply a change, and yield the keys of the rows that the database refuses, each with its error."""
-        try:
-            with self._dialect.transaction():
                 change.apply(self._dialect)
-        except Exception as error:
-            if not _may_be_of_rows(error):
-                raise
-            if len(change.rows) == 1:
-                yield change.key_of(change.rows[0]), error
-                return
-            middle = len(change.rows) // 2
-            for some in (change.rows[:middle], change.rows[middle:]):
-                yield from self._refused(change._replace(rows=some))
+            self._metrics.purge(self._dialect.alias, self._clock.now())
 
     def _succeed(self, changes: UnwrittenChanges) -> None:
         with self._changed:
             if self._failure is not None:
-                logger.warning("Changed jobs can be written again.")
+                logger.warning("Changed jobs can be written again; nothing was lost.")
             self._failure = None
             self._in_flight = 0
             self.written = changes.generation
@@ -466,13 +446,6 @@ class TableJournal(Journal):
             self._changed.notify_all()
         for done in waiting:
             done(error)
-
-
-def _may_be_of_rows(error: Exception | None) -> bool:
-    """Return whether a database may have refused the values of some rows, and takes the others."""
-    # P0001: a trigger of the project has raised an exception.
-    is_of_trigger = getattr(getattr(error, "__cause__", None), "sqlstate", "") == "P0001"
-    return is_of_trigger or isinstance(error, (DataError, IntegrityError, ValueError, OverflowError))
 
 
 def _rows(alias: str, statement: str, *given: list[str]) -> list[tuple[Any, ...]]:

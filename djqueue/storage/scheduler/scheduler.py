@@ -194,7 +194,11 @@ class JobScheduler:
             self._has_adopted = True
             self.ready.set()
         else:
-            start_daemon("djqueue-recovery", self._await_workers)
+            try:
+                start_daemon("djqueue-recovery", self._await_workers)
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Write the rest, and release the lease."""

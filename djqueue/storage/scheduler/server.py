@@ -51,7 +51,11 @@ class SocketServer:
         self._sessions: set[ClientSession] = set()
         self._is_closed = False
         self._pause = threading.Event()
-        self._thread = start_daemon("djqueue-socket", self._accept)
+        try:
+            self._thread = start_daemon("djqueue-socket", self._accept)
+        except BaseException:
+            self._listener.close()
+            raise
 
     def close(self) -> None:
         """Refuse new connections, and end the others after their calls."""

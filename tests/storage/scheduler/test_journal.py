@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError
 from django.db.models import QuerySet
 
 from djqueue import models
@@ -15,7 +15,6 @@ from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract import POLICIES
 from djqueue.testing.factories import (
     QUEUE,
-    batch,
     claim,
     completing,
     emission_of,
@@ -88,43 +87,6 @@ def test_changes_that_could_not_be_written_are_written_again(storage, monkeypatc
             storage.queues.resume(queue)
             storage.queues.obliterate(queue, force=True)
     assert failing_at > 10
-
-
-@pytest.fixture
-def _bad_is_refused(storage):
-    """A rule of the project lets the database refuse the row of one job."""
-    add = "ALTER TABLE djqueue_job ADD CONSTRAINT refuse CHECK (job_id <> 'bad')"
-    remove = "ALTER TABLE djqueue_job DROP CONSTRAINT refuse"
-    if connection.vendor == "sqlite":
-        add = (
-            "CREATE TRIGGER refuse BEFORE INSERT ON djqueue_job WHEN NEW.job_id = 'bad' "
-            "BEGIN SELECT RAISE(ABORT, 'refused'); END"
-        )
-        remove = "DROP TRIGGER refuse"
-    with connection.cursor() as cursor:
-        cursor.execute(add)
-    yield
-    with connection.cursor() as cursor:
-        cursor.execute(remove)
-
-
-@pytest.mark.usefixtures("_bad_is_refused")
-def test_row_that_the_database_refuses_is_left_out_and_the_others_are_written(storage, caplog):
-    storage.enqueue([batch(ids=[f"before-{number}" for number in range(150)])])
-    storage.enqueue([batch(ids=["bad"], unique_key="k")])
-    storage.enqueue([batch(ids=[f"after-{number}" for number in range(150)])])
-
-    wait_for(storage.scheduler.journal)
-
-    assert models.Job.objects.count() == 300
-    [line] = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert "Left 1 rows out of djqueue_job" in line.getMessage()
-    assert "'job_id': 'bad'" in line.getMessage()
-    [claimed] = claim(storage, 1)
-    finish(storage, completing(claimed))
-    wait_for(storage.scheduler.journal)
-    assert models.Job.objects.filter(state="completed").count() == 1
-    assert storage.scheduler.journal.problems() == []
 
 
 def test_changes_whose_commit_had_no_answer_are_written_again(storage, monkeypatch):

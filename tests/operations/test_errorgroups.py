@@ -15,6 +15,7 @@ from djqueue.core.errorgroups import (
     Sighting,
     fingerprint_of,
     place_of,
+    tally,
 )
 from djqueue.core.job import JobFailure
 from djqueue.core.metrics import HOUR
@@ -31,6 +32,12 @@ from tests.support import PATIENCE, eventually
 
 pytestmark = pytest.mark.usefixtures("tables")
 NOW = SYSTEM_CLOCK.now() // HOUR * HOUR
+
+
+@pytest.fixture(autouse=True)
+def _no_errors_of_other_tests() -> None:
+    while tally.take(MAX_PENDING):
+        pass
 
 
 def seen(message: str = "no address 1", **about: Any) -> Sighting:

@@ -73,12 +73,12 @@ def test_enqueue_takes_few_exchanges_with_the_server(make):
     with transaction.atomic(), recorded() as joined:
         enqueue(storage)
 
-    # Without what begins and ends a transaction: the key, the rows, and what was counted of them.
-    # A notification may follow, if the last one is a while ago.
+    # Without what begins and ends a transaction: the key, the rows, and what was counted of them, which may
+    # go with the rows. A notification may follow, if the last one is a while ago.
     alone, joined = ([one for one in all_ if "pg_notify" not in one] for all_ in (alone, joined))
-    assert len(alone) == 3
+    assert len(alone) <= 3
     assert [statement for statement in joined if "SAVEPOINT" in statement] == joined[:1]
-    assert len(joined[1:]) == 3
+    assert len(joined[1:]) <= 3
 
 
 @pytest.mark.parametrize("connect", [True, False])

@@ -1,5 +1,6 @@
 """Errors of failed attempts, counted by what they have in common until maintenance stores them."""
 
+import os
 import re
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -24,7 +25,7 @@ FRAME = re.compile(r'^ +(?:\| +)*File "([^"\n]+)", line \d+, in (\S+)', re.MULTI
 """A frame of a traceback: its file and its function."""
 FOREIGN = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|^<|^/usr/lib/")
 """Files of Python and of installed packages."""
-PACKAGE = str(Path(__file__).parent.parent)
+PACKAGE = str(Path(__file__).parent.parent) + os.sep
 """Folder of djqueue."""
 MARK_SIZE = 6
 """Bytes of a fingerprint, which has twice as many characters."""

@@ -204,6 +204,6 @@ def _spans(
     if started:
         begin = min(graph.nodes[at].started_at for at in started)
         end = max(_end(graph.nodes[at], now) for at in started)
-        text = f"{flowcharts.word(box.state)}, {rendering.duration(end - begin)}"
+        text = f"{flowcharts.word(box.state)}, {rendering.duration(max(0, end - begin))}"
         spans.append(axis.span(str(box.state or "none"), begin, max(end, begin + 1), text))
     return spans

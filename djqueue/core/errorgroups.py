@@ -16,11 +16,15 @@ FINGERPRINT_LENGTH = 500
 """Characters of the message that count for its fingerprint."""
 VARIABLE = re.compile(
     r"""
-    \w[\w+.-]*://\S+ | \S+@\S+ | (?<!\w)(?:'[^']*'|"[^"]*")(?!\w) | [\w-]*\d[\w.:-]* | \b[a-f]{8,}\b
+    (?<![\w+.-])[+.-]*+\w[\w+.-]*+://\S+ | (?<!\S)\S+@\S+ | (?<=['"])[^\s'"]+@\S+
+    | (?<!\w)(?:'[^']*'|"[^"]*")(?!\w) | (?<![\w-])[\w-]*\d[\w.:-]* | \b[a-f]{8,}\b
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-"""Parts in which messages of the same error differ: URLs, addresses, quoted texts, ids, numbers."""
+"""Parts in which messages of the same error differ: URLs, addresses, quoted texts, ids, numbers.
+
+Each begins at the start of a word, so that a message is searched once.
+"""
 FRAME = re.compile(r'^ +(?:\| +)*File "([^"\n]+)", line \d+, in (\S+)', re.MULTILINE)
 """A frame of a traceback: its file and its function."""
 FOREIGN = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|^<|^/usr/lib/")

@@ -113,7 +113,8 @@ def of_workflow(
     if not timed:
         return None
     start = min(node.created_at for node in timed)
-    end = max(_end(node, now) for node in timed)
+    # The clock of another machine may be ahead.
+    end = max(start, *(_end(node, now) for node in timed))
     axis = Axis(start, end)
     before = _dependencies(graph)
     critical = critical_path(graph, before, now)

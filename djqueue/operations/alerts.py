@@ -93,6 +93,9 @@ class ProblemMessage(NamedTuple):
     def text(self) -> str:
         """The message in one line."""
         names = listed([_name_of(one) for one in self.objects])
+        if self.is_over and self.id == "problem.new_errors":
+            # Jobs may go on failing with it: another deploy was the last one since.
+            return f"No longer new since the deploy: {names}"
         return f"{'Over' if self.is_over else 'Began'}: {TITLES[self.id]}: {names}"
 
 

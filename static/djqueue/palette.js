@@ -31,7 +31,9 @@ const follow = async () => {
   if (listed !== field.value) await look();
   // A button acts at once, so it must have the focus.
   const first = listed === field.value && entries()[0];
-  if (first && dialog.open) first.matches("a") ? first.click() : first.focus();
+  if (!first || !dialog.open) return;
+  if (first.matches("a")) first.click();
+  else first.focus();
 };
 const step = (by) => {
   const all = entries();

@@ -88,6 +88,13 @@ def test_problem_is_announced_once_and_when_it_is_over(watching: Watching) -> No
     assert list(rows) == [("problem", "emails", "-"), ("problem_over", "emails", "-")]
 
 
+def test_error_is_not_called_over_because_of_another_deploy() -> None:
+    one = Evidence("emails", error="abc", text="ValueError: no")
+    began = ProblemMessage("problem.new_errors", is_over=False, hint="", objects=(one,))
+    assert began.text == "Began: New error since the deploy: 'ValueError: no' in 'emails'"
+    assert began._replace(is_over=True).text == "No longer new since the deploy: 'ValueError: no' in 'emails'"
+
+
 def test_problem_that_lasts_for_a_moment_is_not_announced(watching: Watching) -> None:
     wait_without_worker()
     assert watching.pass_time(LOOK_EVERY) == []

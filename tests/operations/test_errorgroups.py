@@ -13,10 +13,12 @@ from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errorgroups import (
     MAX_FINGERPRINTS,
     MAX_PENDING,
+    PACKAGE,
     ErrorKey,
     ErrorTally,
     Sighting,
     fingerprint_of,
+    masked,
     place_of,
 )
 from djqueue.core.errors import OptionError, StorageUnavailableError
@@ -275,6 +277,21 @@ def test_tally_is_bounded_and_counts_nothing_where_no_process_stores_it() -> Non
 
 
 @pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("no address 1 of order-7", "no address # of #"),
+        ("see (-https://shop/a?b=1) or a+b://c", "see (# or #"),
+        ("to <ann@shop>, 'bob smith'<bob@shop>", "to # ##"),
+        ("id deadbeefcafe is not 'x y', it's \"z\"", "id # is not #, it's #"),
+        ("a-" * 250, "a-" * 250),
+        ("+" * 500, "+" * 500),
+    ],
+)
+def test_parts_that_differ_from_job_to_job_are_masked(message: str, expected: str) -> None:
+    assert masked(message) == expected
+
+
+@pytest.mark.parametrize(
     ("lines", "expected"),
     [
         (("/srv/shop/jobs.py", "pay"), "shop/jobs.py:pay"),
@@ -285,6 +302,7 @@ def test_tally_is_bounded_and_counts_nothing_where_no_process_stores_it() -> Non
         (("/usr/lib/python3.12/json/decoder.py", "decode"), ""),
         ((r"C:\srv\shop\jobs.py", "<lambda>"), "shop/jobs.py:<lambda>"),
         ((errorgroups.__file__, "record"), ""),
+        ((f"{PACKAGE[:-1]}shop/jobs.py", "pay"), "djqueueshop/jobs.py:pay"),
         ((), ""),
     ],
 )

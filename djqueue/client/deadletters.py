@@ -7,7 +7,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any, NamedTuple
 
-from djqueue.core.errorgroups import fingerprint_of
+from djqueue.core.errorgroups import MAX_FINGERPRINTS, fingerprint_of
 from djqueue.core.errors import OptionError
 from djqueue.core.job import DEAD_LETTER_REASONS, DeadLetterRecord
 from djqueue.core.options import MAX_INTEGER, check_text
@@ -120,7 +120,7 @@ def read_filter(
         reason=reason,
         name=_text("name", name),
         error_type=_text("error_type", error_type),
-        fingerprint=_text("fingerprint", fingerprint),
+        fingerprint=_fingerprints(fingerprint),
         older_than=_age("older_than", older_than),
         newer_than=_age("newer_than", newer_than),
     )
@@ -128,6 +128,15 @@ def read_filter(
 
 def _text(name: str, value: str | None) -> str | None:
     return None if value is None else check_text(name, value)
+
+
+def _fingerprints(value: str | None) -> str | None:
+    if not isinstance(value, str):
+        return _text("fingerprint", value)
+    parts = value.split(",")
+    if len(parts) > MAX_FINGERPRINTS:
+        raise OptionError(f"fingerprint: must have at most {MAX_FINGERPRINTS} parts; got {len(parts)}")
+    return ",".join(check_text("fingerprint", part) for part in parts)
 
 
 def _age(name: str, value: float | timedelta | None) -> int | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from djqueue.core.backoff import Backoff, parse_backoff
 from djqueue.core.errors import ConfigurationError, OptionError
@@ -239,9 +240,12 @@ def _alerts(key: str, value: Any) -> dict[str, Any]:
     fields["mail"] = tuple(mail)
     webhook = given.get("WEBHOOK")
     if webhook is not None:
-        if not isinstance(webhook, str) or not webhook.startswith(("https://", "http://")):
+        if not isinstance(webhook, str) or not _is_webhook(webhook):
             # The message must not show it.
-            raise ConfigurationError(f"WEBHOOK must be an http or https URL; got {kind_of(webhook)}")
+            raise ConfigurationError(
+                "WEBHOOK must be an http or https URL with a host, of ASCII characters without spaces, and "
+                f"without a user and a password; got {kind_of(webhook)}"
+            )
         fields["webhook"] = webhook
     rules = given.get("RULES", ALERT_RULES)
     if not isinstance(rules, (list, tuple)):
@@ -250,6 +254,18 @@ def _alerts(key: str, value: Any) -> dict[str, Any]:
     if "AFTER" in given:
         fields["after"] = milliseconds("AFTER", given["AFTER"])
     return {key.lower(): AlertSettings(**fields)}
+
+
+def _is_webhook(text: str) -> bool:
+    if not text.isascii() or not text.isprintable() or " " in text:
+        return False
+    try:
+        parts = urlsplit(text)
+        has_port = parts.port != 0
+    except ValueError:
+        return False
+    has_host = bool(parts.hostname) and "@" not in parts.netloc
+    return parts.scheme in ("http", "https") and has_host and has_port
 
 
 def _limiters(_key: str, value: Any) -> dict[str, Any]:

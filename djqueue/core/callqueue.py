@@ -55,14 +55,22 @@ class CallQueue:
     def __len__(self) -> int:
         return self._waiting.qsize()
 
-    def put(self, function: Callable[[], object]) -> None:
-        """Call a function later. May be called from any thread."""
+    def put(self, function: Callable[[], object]) -> bool:
+        """Call a function later; return False if it was dropped. May be called from any thread."""
         with self._lock:
-            if len(self) >= self._limit:
+            is_full = len(self) >= self._limit
+            if is_full:
                 self._dropped += 1
             else:
                 self._waiting.put(function)
             if self._thread is None:
+                self._start()
+        return not is_full
+
+    def resume(self) -> None:
+        """Call the functions that wait because no thread could be started."""
+        with self._lock:
+            if self._thread is None and not self._waiting.empty():
                 self._start()
 
     def flush(self, timeout: float) -> bool:

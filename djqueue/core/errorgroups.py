@@ -1,5 +1,6 @@
 """Errors of failed attempts, counted by what they have in common until maintenance stores them."""
 
+import os
 import re
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -9,22 +10,31 @@ from typing import NamedTuple
 
 from .clock import SYSTEM_CLOCK
 from .job import JobFailure
+from .logs import storable
 
 FINGERPRINT_LENGTH = 500
 """Characters of the message that count for its fingerprint."""
 VARIABLE = re.compile(
     r"""
-    \w[\w+.-]*://\S+ | \S+@\S+ | (?<!\w)(?:'[^']*'|"[^"]*")(?!\w) | [\w-]*\d[\w.:-]* | \b[a-f]{8,}\b
+    (?<![\w+.-])[+.-]*+\w[\w+.-]*+://\S+ | (?<!\S)\S+@\S+ | (?<=['"])[^\s'"]+@\S+
+    | (?<!\w)(?:'[^']*'|"[^"]*")(?!\w) | (?<![\w-])[\w-]*\d[\w.:-]* | \b[a-f]{8,}\b
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-"""Parts in which messages of the same error differ: URLs, addresses, quoted texts, ids, numbers."""
+"""Parts in which messages of the same error differ: URLs, addresses, quoted texts, ids, numbers.
+
+Each begins at the start of a word, so that a message is searched once.
+"""
 FRAME = re.compile(r'^ +(?:\| +)*File "([^"\n]+)", line \d+, in (\S+)', re.MULTILINE)
 """A frame of a traceback: its file and its function."""
 FOREIGN = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]|^<|^/usr/lib/")
 """Files of Python and of installed packages."""
-PACKAGE = str(Path(__file__).parent.parent)
+PACKAGE = str(Path(__file__).parent.parent) + os.sep
 """Folder of djqueue."""
+MARK_SIZE = 6
+"""Bytes of a fingerprint, which has twice as many characters."""
+MAX_FINGERPRINTS = 50
+"""Messages of one place that a group takes in; other messages have groups of their own."""
 MAX_PENDING = 1_000
 """Different errors that wait to be stored; others are not counted."""
 
@@ -67,7 +77,7 @@ def fingerprint_of(error_type: str, name: str, message: str) -> str:
     texts or URLs in the message differ.
     """
     data = f"{error_type}\0{name}\0{masked(message)}".encode(errors="surrogatepass")
-    return blake2b(data, digest_size=6).hexdigest()
+    return blake2b(data, digest_size=MARK_SIZE).hexdigest()
 
 
 def place_of(traceback: str) -> str:
@@ -107,9 +117,11 @@ class ErrorTally:
         if not self.is_stored:
             return
         type_, message, traceback = error or JobFailure("", "")
-        key = ErrorKey(queue, name, type_, place_of(traceback), fingerprint_of(type_, name, message), version)
-        now = SYSTEM_CLOCK.now()
-        self.put_back([Sighting(key, 1, int(is_final), now, now, (message or reason)[:FINGERPRINT_LENGTH])])
+        mark = fingerprint_of(type_, name, message)
+        # A text that the database rejects would keep all others from being stored.
+        texts = (storable(text) for text in (queue, name, type_, place_of(traceback), mark, version))
+        shown, now = storable((message or reason)[:FINGERPRINT_LENGTH]), SYSTEM_CLOCK.now()
+        self.put_back([Sighting(ErrorKey(*texts), 1, int(is_final), now, now, shown)])
 
     def take(self, limit: int) -> list[Sighting]:
         """Return up to `limit` errors, and forget them."""

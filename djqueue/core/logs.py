@@ -157,6 +157,11 @@ def shortened(text: str, limit: int) -> str:
     return text[:half] + CUT + text[-half:]
 
 
+def storable(text: str) -> str:
+    """Return text without lone surrogates and NUL, which databases reject."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
+
+
 def _exc_info(given: GivenError) -> ExcInfo | None:
     if given is True:
         given = sys.exc_info()

@@ -113,7 +113,8 @@ def of_workflow(
     if not timed:
         return None
     start = min(node.created_at for node in timed)
-    end = max(_end(node, now) for node in timed)
+    # The clock of another machine may be ahead.
+    end = max(start, *(_end(node, now) for node in timed))
     axis = Axis(start, end)
     before = _dependencies(graph)
     critical = critical_path(graph, before, now)
@@ -204,6 +205,6 @@ def _spans(
     if started:
         begin = min(graph.nodes[at].started_at for at in started)
         end = max(_end(graph.nodes[at], now) for at in started)
-        text = f"{flowcharts.word(box.state)}, {rendering.duration(end - begin)}"
+        text = f"{flowcharts.word(box.state)}, {rendering.duration(max(0, end - begin))}"
         spans.append(axis.span(str(box.state or "none"), begin, max(end, begin + 1), text))
     return spans

@@ -5,31 +5,35 @@ which problems have been announced.
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from logging import ERROR
 from threading import Lock
-from typing import NamedTuple
-from urllib.request import Request, urlopen
+from typing import Any, NamedTuple
+from urllib.error import HTTPError, URLError
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from django.core.mail import send_mail
+from django.core import mail
+from django.db import Error
 
 from djqueue import signals
 from djqueue.client.announcing import clean_thread, close_thread
 from djqueue.conf import AlertSettings, get_settings
 from djqueue.core.callqueue import CallQueue
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.errors import DjqueueError
 from djqueue.core.logs import Log, type_name
 from djqueue.core.messages import ThrottledLog, in_one_line, without_credentials
 from djqueue.core.overview import Evidence, Finding
 from djqueue.core.units import to_datetime
 from djqueue.models import AuditEvent
 from djqueue.storage.base import Storage
+from djqueue.storage.tables.dberrors import raise_named
 from djqueue.storage.tables.leaderlease import LeaderLease
 
 from .healthchecks import listed, monitor
 from .problems import problems, read_situation
-from .sweeps import alias_of
+from .sweeps import MISSING_TABLES_INTERVAL, alias_of
 
 logger = Log("djqueue.alerts")
 throttled = ThrottledLog(logger, 60.0)
@@ -57,6 +61,8 @@ FOLLOW_EVERY = 5_000
 """Milliseconds between two attempts to take over from the process that looks at them."""
 OVER_AFTER = 60_000
 """Milliseconds for which a problem must be gone before it is over."""
+AGAIN_AFTER = 60_000
+"""Milliseconds until a message that could not be sent is tried again, if ALERTS has no AFTER."""
 MAX_ROWS = 1_000
 """Newest rows of the activity from which announced problems are known."""
 TIMEOUT = 10.0
@@ -87,7 +93,21 @@ class ProblemMessage(NamedTuple):
     def text(self) -> str:
         """The message in one line."""
         names = listed([_name_of(one) for one in self.objects])
+        if self.is_over and self.id == "problem.new_errors":
+            # Jobs may go on failing with it: another deploy was the last one since.
+            return f"No longer new since the deploy: {names}"
         return f"{'Over' if self.is_over else 'Began'}: {TITLES[self.id]}: {names}"
+
+
+Channel = Callable[[ProblemMessage, AlertSettings], None]
+
+
+class Tried:
+    """The channels on which a message was sent before another one failed, and when to try again."""
+
+    def __init__(self) -> None:
+        self.channels: set[Channel] = set()
+        self.next_at = 0
 
 
 class Alerts:
@@ -102,6 +122,8 @@ class Alerts:
         self._open: dict[ProblemKey, Evidence] = {}
         """Announced problems."""
         self._sending: set[ProblemKey] = set()
+        self._tried: dict[ProblemKey, Tried] = {}
+        """Problems whose message could not be sent, or not on each channel."""
         self._since: dict[ProblemKey, int] = {}
         """Monotonic time since which a problem is there; of an announced one, since which it is gone."""
         self._calls = CallQueue("djqueue-alerts", MAX_WAITING, on_error=_log_failure, on_drop=lambda _: None)
@@ -113,20 +135,25 @@ class Alerts:
         if wanted is None or not self._leads(now) or now < self._next_look:
             return
         self._next_look = now + LOOK_EVERY
-        found = {
-            key_of(finding.id, one): (finding, one)
-            for finding in _findings(wanted.rules)
-            for one in finding.evidence
-        }
+        self._calls.resume()
+        findings = _findings(wanted.rules)
+        if findings is None:
+            # Problems that cannot be seen are neither over nor do they begin.
+            self._since = {}
+            return
+        found = {key_of(finding.id, one): (finding, one) for finding in findings for one in finding.evidence}
         with self._lock:
             known, sending = dict(self._open), set(self._sending)
-        changed = {key for key in {*found, *known} if (key in found) != (key in known)} - sending
+            changed = {key for key in {*found, *known} if (key in found) != (key in known)} - sending
+            for key in self._tried.keys() - changed - sending:
+                del self._tried[key]
+            resting = {key for key, tried in self._tried.items() if now < tried.next_at}
         self._since = {key: self._since.get(key, now) for key in changed}
         due = {
             key
             for key, at in self._since.items()
             if now - at >= (OVER_AFTER if key in known else wanted.after)
-        }
+        } - resting
         messages = [
             ProblemMessage(finding.id, False, finding.hint, tuple(objects))
             for finding, objects in _by_finding(found[key] for key in found if key in due)
@@ -139,7 +166,9 @@ class Alerts:
         for message in messages:
             with self._lock:
                 self._sending.update(message.keys)
-            self._calls.put(partial(self._send, message, wanted))
+            if not self._calls.put(partial(self._send, message, wanted)):
+                with self._lock:
+                    self._sending.difference_update(message.keys)
 
     def _leads(self, now: int) -> bool:
         if not self._lease.number:
@@ -148,65 +177,154 @@ class Alerts:
             self._next_try = now + FOLLOW_EVERY
             if not self._lease.acquire():
                 return False
-            self._since = {}
+            self._since, known = {}, None
+            try:
+                known = announced(self._alias)
+            finally:
+                if known is None:
+                    self._leave()
             with self._lock:
-                self._open = announced(self._alias)
+                self._open, self._tried = known, {}
             return True
         return self._lease.acquire()
 
-    def _send(self, message: ProblemMessage, wanted: AlertSettings) -> None:
-        """Send a message, and record it; if it cannot be sent, a later look tries again."""
+    def _leave(self) -> None:
         try:
-            signals.problem.send_robust(
-                sender=None,
-                id=message.id,
-                text=message.text,
-                hint=message.hint,
-                is_over=message.is_over,
-                objects=message.objects,
-            )
-            notify(message, wanted)
-            for key, one in zip(message.keys, message.objects, strict=True):
-                AuditEvent.objects.using(self._alias).create(
-                    at=to_datetime(self._clock.now()),
-                    user="-",
-                    action=OVER if message.is_over else BEGAN,
-                    queue=one.queue,
-                    job_id=one.job,
-                    detail={"problem": TITLES[message.id], "object": _name_of(one), "key": list(key)},
-                )
-            with self._lock:
-                for key, one in zip(message.keys, message.objects, strict=True):
-                    if message.is_over:
-                        self._open.pop(key, None)
-                    else:
-                        self._open[key] = one
+            self._lease.release()
+        finally:
+            self._lease.number = 0
+
+    def _send(self, message: ProblemMessage, wanted: AlertSettings) -> None:
+        """Send a message, and record it; after a time, another look repeats the parts that failed."""
+        tried = {key: self._tried.get(key) or Tried() for key in message.keys}
+        has_failed = True
+        try:
+            sent = [self._send_by(channel, message, wanted, tried) for channel in CHANNELS]
+            if all(sent):
+                self._record(message)
+                has_failed = False
         finally:
             with self._lock:
                 self._sending.difference_update(message.keys)
+                for key, one in zip(message.keys, message.objects, strict=True):
+                    self._tried.pop(key, None)
+                    if has_failed:
+                        tried[key].next_at = self._clock.monotonic() + (wanted.after or AGAIN_AFTER)
+                        self._tried[key] = tried[key]
+                    elif message.is_over:
+                        self._open.pop(key, None)
+                    else:
+                        self._open[key] = one
+
+    def _send_by(
+        self,
+        channel: Channel,
+        message: ProblemMessage,
+        wanted: AlertSettings,
+        tried: Mapping[ProblemKey, Tried],
+    ) -> bool:
+        """Send a message on a channel about the objects that were not sent on it; return whether all are."""
+        left = tuple(one for one in message.objects if channel not in tried[key_of(message.id, one)].channels)
+        if not left:
+            return True
+        try:
+            channel(message._replace(objects=left), wanted)
+        except Exception as error:
+            _log_failure(error)
+            return False
+        for one in left:
+            tried[key_of(message.id, one)].channels.add(channel)
+        return True
+
+    def _record(self, message: ProblemMessage) -> None:
+        rows = [
+            AuditEvent(
+                at=to_datetime(self._clock.now()),
+                user="-",
+                action=OVER if message.is_over else BEGAN,
+                queue=one.queue,
+                job_id=one.job,
+                detail={
+                    "problem": TITLES[message.id],
+                    "object": _name_of(one),
+                    "key": list(key),
+                    "worker": one.worker,
+                },
+            )
+            for key, one in zip(message.keys, message.objects, strict=True)
+        ]
+        AuditEvent.objects.using(self._alias).bulk_create(rows)
 
 
 def alerting(storage: Storage) -> Callable[[], None]:
     """Return a function that announces a storage's problems; it does nothing without the tables."""
     alerts: Alerts | None = None
+    has_worked, asleep_until = False, SYSTEM_CLOCK.monotonic()
 
     def look() -> None:
-        nonlocal alerts
-        if _settings() is None:
+        nonlocal alerts, has_worked, asleep_until
+        if _settings() is None or SYSTEM_CLOCK.monotonic() < asleep_until:
             return
         if alerts is None:
             alerts = Alerts(storage)
-        alerts.look()
+        try:
+            alerts.look()
+        except Exception as error:
+            if has_worked and isinstance(error, Error):
+                raise_named(alias_of(storage, AuditEvent), error)
+            if has_worked or isinstance(error, DjqueueError):
+                raise
+            # A project without database storage need not have the tables.
+            logger.debug("Could not look at the problems: %s", in_one_line(error))
+            asleep_until = SYSTEM_CLOCK.monotonic() + MISSING_TABLES_INTERVAL
+        else:
+            has_worked = True
 
     return look
 
 
-def notify(message: ProblemMessage, wanted: AlertSettings) -> None:
-    """Send a message by mail and to the webhook, as the settings say. Raises what sending raises."""
+class WebhookError(Exception):
+    """The webhook could not be called. The text has no part of its URL, which may be a secret."""
+
+
+class NoRedirects(HTTPRedirectHandler):
+    """Refuses redirects: one would be followed without the document, and to any address."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow none."""
+
+
+opener = build_opener(NoRedirects)
+
+
+def send_signal(message: ProblemMessage, _wanted: AlertSettings) -> None:
+    """Send a message to the receivers of the signal `problem`."""
+    signals.problem.send_robust(
+        sender=None,
+        id=message.id,
+        text=message.text,
+        hint=message.hint,
+        is_over=message.is_over,
+        objects=message.objects,
+    )
+
+
+def send_mail(message: ProblemMessage, wanted: AlertSettings) -> None:
+    """Send a message by mail, if the settings have addresses."""
     if wanted.mail:
         lines = [f"- {_name_of(one)}{_since_of(one)}" for one in message.objects]
         body = "\n".join([message.text, "", *lines, "", message.hint]).rstrip() + "\n"
-        send_mail(f"[djqueue] {message.text[:150]}", body, None, list(wanted.mail))
+        # Django 6.1 replaces the one by the other.
+        mailers: Any = getattr(mail, "mailers", None)
+        connection: Any = mail.get_connection() if mailers is None else mailers.default
+        if getattr(connection, "timeout", TIMEOUT) is None:
+            connection.timeout = int(TIMEOUT)
+        subject = f"[djqueue] {message.text[:150]}"
+        connection.send_messages([mail.EmailMessage(subject, body, None, list(wanted.mail))])
+
+
+def call_webhook(message: ProblemMessage, wanted: AlertSettings) -> None:
+    """Send a message to the webhook, if the settings have one. Raises WebhookError."""
     if wanted.webhook:
         document = {
             "text": message.text,
@@ -215,11 +333,21 @@ def notify(message: ProblemMessage, wanted: AlertSettings) -> None:
             "hint": message.hint,
             "objects": [one._asdict() for one in message.objects],
         }
-        request = Request(  # noqa: S310 - the settings allow http and https alone
-            wanted.webhook, json.dumps(document).encode(), {"Content-Type": "application/json"}, method="POST"
-        )
-        with urlopen(request, timeout=TIMEOUT):  # noqa: S310 - the settings allow http and https alone
-            pass
+        data, headers = json.dumps(document).encode(), {"Content-Type": "application/json"}
+        try:
+            # The settings allow http and https alone.
+            request = Request(wanted.webhook, data, headers, method="POST")  # noqa: S310
+            opener.open(request, timeout=TIMEOUT).close()
+        except HTTPError as error:
+            error.close()
+            raise WebhookError(f"the webhook answered with status {error.code}") from None
+        except URLError as error:
+            raise WebhookError(f"the webhook cannot be reached: {error.reason}") from None
+        except Exception as error:
+            raise WebhookError(f"the webhook cannot be called: {type(error).__name__}") from None
+
+
+CHANNELS: tuple[Channel, ...] = (send_signal, send_mail, call_webhook)
 
 
 def announced(alias: str) -> dict[ProblemKey, Evidence]:
@@ -253,12 +381,13 @@ def _settings() -> AlertSettings | None:
     return wanted if wanted.mail or wanted.webhook or signals.problem.receivers else None
 
 
-def _findings(rules: Sequence[str]) -> list[Finding]:
+def _findings(rules: Sequence[str]) -> list[Finding] | None:
+    """Return the problems of chosen kinds; None if the storage cannot be read."""
     ids = {id for rule in rules for id in RULES[rule]}
     report = monitor.report(get_settings().health)
-    found = report.findings
-    if report.facts is not None:
-        found = problems(read_situation(report.facts), found)
+    if report.facts is None:
+        return None
+    found = problems(read_situation(report.facts), report.findings)
     return [one for one in found if one.id in ids]
 
 

@@ -6,26 +6,28 @@ messages are alike. Each fingerprint of a message belongs to one group, so that 
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from logging import WARNING
 from typing import Any, Literal
 
-from django.db import Error
+from django.db import DataError, Error
 from django.db.models import QuerySet
 
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
-from djqueue.core.errorgroups import Sighting, masked, tally
+from djqueue.core.errorgroups import MAX_FINGERPRINTS, Sighting, masked, tally
 from djqueue.core.logs import Log
-from djqueue.core.messages import in_one_line
+from djqueue.core.messages import ThrottledLog, in_one_line
 from djqueue.core.metrics import HOUR
 from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.fields import NAME_LENGTH
 from djqueue.models import ErrorGroup
 from djqueue.storage.base import Storage
-from djqueue.storage.tables.dberrors import raise_named
+from djqueue.storage.tables.dberrors import NO_TABLE, raise_named
 
 from .sweeps import MISSING_TABLES_INTERVAL, alias_of
 
 logger = Log("djqueue.errors")
+throttled = ThrottledLog(logger, 60.0)
 
 STORED_AT_ONCE = 100
 """Different errors stored by one round of maintenance."""
@@ -33,8 +35,6 @@ HOURS = 14 * 24
 """Hours of which a group has the counts."""
 MAX_VERSIONS = 20
 """Versions of a group, those seen last."""
-MAX_FINGERPRINTS = 50
-"""Messages of one place that a group takes in; other messages have groups of their own."""
 MAX_GROUPS = 2_000
 """Groups that are kept, those seen last."""
 MAX_TRIES = 20
@@ -77,7 +77,6 @@ def recording(storage: Storage) -> Callable[[], None]:
         try:
             record(alias, sightings)
         except Exception as error:
-            tally.put_back(sightings)
             if has_worked and isinstance(error, Error):
                 raise_named(alias, error)
             if has_worked:
@@ -87,31 +86,44 @@ def recording(storage: Storage) -> Callable[[], None]:
             asleep_until = SYSTEM_CLOCK.monotonic() + MISSING_TABLES_INTERVAL
         else:
             has_worked = True
+        finally:
+            tally.put_back(sightings)
 
     return look
 
 
 def record(alias: str, sightings: list[Sighting]) -> None:
-    """Add errors to their groups, and remove those that are stored from the list."""
+    """Add errors to their groups, and remove those that are stored, or that the database refuses, from the
+    list.
+    """
     keys = [one.key for one in sightings]
-    rows = list(
+    index = GroupIndex(
         _groups(alias).filter(
             queue__in={key.queue for key in keys},
             name__in={key.name[:NAME_LENGTH] for key in keys},
             error_type__in={key.error_type[:NAME_LENGTH] for key in keys},
         )
     )
-    while sightings:
-        one = sightings[0]
-        group = _find(rows, one)
-        if group is None:
-            group, is_new = _create(alias, one)
-            rows.append(group)
-            if is_new:
-                _forget_old(alias)
-        same = [other for other in sightings if _find(rows, other) is group] or [one]
-        _change(alias, group, partial(_add_all, sightings=same))
-        sightings[:] = [other for other in sightings if other not in same]
+    parts: dict[int, tuple[ErrorGroup, list[Sighting]]] = {}
+    for one in sightings:
+        group = index.find(one)
+        parts.setdefault(id(group), (group, []))[1].append(one)
+    waiting, kept, has_new = list(parts.values()), list[Sighting](), False
+    while waiting:
+        group, same = waiting[0]
+        try:
+            if group.pk is None:
+                group, is_new = _create(alias, group)
+                has_new = has_new or is_new
+            if not _change(alias, group, partial(_add_all, sightings=same)):
+                kept += same
+        except (ValueError, DataError) as error:
+            text = "Could not store the error %s of %r: %s. Its attempts are not counted."
+            throttled.log(WARNING, "refused", text, group.key, group.name, in_one_line(error).rstrip("."))
+        del waiting[0]
+        sightings[:] = [*kept, *(one for _, part in waiting for one in part)]
+    if has_new:
+        _forget_old(alias)
 
 
 def resolve(alias: str, queue: str, key: str, version: str = "", now: int | None = None) -> ErrorGroup | None:
@@ -153,12 +165,14 @@ def reopen(alias: str, queue: str, key: str) -> ErrorGroup | None:
 
 def newest(alias: str, limit: int, queues: Iterable[str] | None = None) -> list[ErrorGroup]:
     """Return the groups of queues (None: of all) that were seen last; none without the table."""
-    rows = _groups(alias)
-    if queues is not None:
-        rows = rows.filter(queue__in=queues)
     try:
+        rows = _groups(alias)
+        if queues is not None:
+            rows = rows.filter(queue__in=queues)
         return list(rows.order_by("-last_seen", "-pk")[:limit])
     except Error as error:
+        if not NO_TABLE.search(str(error)):
+            raise_named(alias, error)
         logger.debug("Could not read the errors: %s", in_one_line(error))
         return []
 
@@ -167,39 +181,59 @@ def _groups(alias: str) -> "QuerySet[ErrorGroup]":
     return ErrorGroup.objects.using(alias)
 
 
-def _find(rows: Iterable[ErrorGroup], sighting: Sighting) -> ErrorGroup | None:
-    """Return the group of an error: the one with its fingerprint, otherwise one of its place."""
-    key, of_place = sighting.key, None
-    for row in rows:
-        if (row.queue, row.name, row.error_type) != (
-            key.queue,
-            key.name[:NAME_LENGTH],
-            key.error_type[:NAME_LENGTH],
-        ):
-            continue
-        if key.fingerprint in row.fingerprints:
-            return row
-        if key.place and row.place == key.place[:NAME_LENGTH] and len(row.fingerprints) < MAX_FINGERPRINTS:
-            of_place = row
-    return of_place
+class GroupIndex:
+    """Groups by their fingerprints, and those that take in further ones by their place."""
+
+    def __init__(self, rows: Iterable[ErrorGroup]) -> None:
+        self._of_mark: dict[tuple[str, ...], ErrorGroup] = {}
+        self._of_place: dict[tuple[str, ...], ErrorGroup] = {}
+        self._marks: dict[int, int] = {}
+        """Number of fingerprints, by the identity of a group."""
+        for row in rows:
+            for mark in row.fingerprints:
+                self._join(row, mark)
+
+    def find(self, sighting: Sighting) -> ErrorGroup:
+        """Return the group of an error: the one with its fingerprint, otherwise one of its place, otherwise a
+        new one, which is not saved.
+        """
+        new = _new(sighting)
+        kind, mark = (new.queue, new.name, new.error_type), sighting.key.fingerprint
+        found = self._of_mark.get((*kind, mark))
+        if found is None:
+            found = self._of_place.get((*kind, new.place), new) if new.place else new
+            self._join(found, mark)
+        return found
+
+    def _join(self, row: ErrorGroup, mark: str) -> None:
+        kind, count = (row.queue, row.name, row.error_type), self._marks.get(id(row), 0) + 1
+        self._of_mark[(*kind, mark)] = row
+        self._marks[id(row)] = count
+        if count < MAX_FINGERPRINTS:
+            self._of_place[(*kind, row.place)] = row
+        elif self._of_place.get((*kind, row.place)) is row:
+            del self._of_place[(*kind, row.place)]
 
 
-def _create(alias: str, sighting: Sighting) -> tuple[ErrorGroup, bool]:
-    key = sighting.key
-    first = to_datetime(sighting.first)
-    return _groups(alias).get_or_create(
+def _new(sighting: Sighting) -> ErrorGroup:
+    key, first = sighting.key, to_datetime(sighting.first)
+    return ErrorGroup(
         queue=key.queue,
         key=key.fingerprint,
-        defaults={
-            "name": key.name[:NAME_LENGTH],
-            "error_type": key.error_type[:NAME_LENGTH],
-            "place": key.place[:NAME_LENGTH],
-            "fingerprints": [key.fingerprint],
-            "title": masked(sighting.message),
-            "first_seen": first,
-            "last_seen": first,
-        },
+        name=key.name[:NAME_LENGTH],
+        error_type=key.error_type[:NAME_LENGTH],
+        place=key.place[:NAME_LENGTH],
+        fingerprints=[key.fingerprint],
+        title=masked(sighting.message),
+        first_seen=first,
+        last_seen=first,
     )
+
+
+def _create(alias: str, new: ErrorGroup) -> tuple[ErrorGroup, bool]:
+    names = ("name", "error_type", "place", "fingerprints", "title", "first_seen", "last_seen")
+    values = {name: getattr(new, name) for name in names}
+    return _groups(alias).get_or_create(queue=new.queue, key=new.key, defaults=values)
 
 
 def _add_all(row: ErrorGroup, sightings: Sequence[Sighting]) -> None:
@@ -214,7 +248,7 @@ def _add(row: ErrorGroup, sighting: Sighting) -> None:
     row.first_seen = min(row.first_seen, to_datetime(sighting.first))
     if row.last_seen <= to_datetime(sighting.last):
         row.last_seen, row.message = to_datetime(sighting.last), sighting.message
-    if key.fingerprint not in row.fingerprints:
+    if key.fingerprint not in row.fingerprints and len(row.fingerprints) < MAX_FINGERPRINTS:
         row.fingerprints = [*row.fingerprints, key.fingerprint]
     hour = sighting.last // HOUR
     hours = {**row.hours, str(hour): row.hours.get(str(hour), 0) + sighting.attempts}

@@ -15,6 +15,7 @@ from djqueue.core.logs import (
     ExcInfo,
     frames_of,
     shortened,
+    storable,
     text_of,
     traceback_text,
     type_name,
@@ -48,7 +49,7 @@ def exc_info(error: BaseException | None) -> ExcInfo | None:
 def clean(text: str, limit: int) -> str:
     """Return text that every database accepts, cut in the middle above a number of characters."""
     # First shortened: the text may be larger than the memory for its copies.
-    return shortened(_storable(shortened(text, limit)), limit)
+    return shortened(storable(shortened(text, limit)), limit)
 
 
 def stacks(heading: str, loop: asyncio.AbstractEventLoop) -> str:
@@ -129,13 +130,8 @@ def _grouped(kind: str, named_stacks: Iterable[tuple[str, str]]) -> Iterator[str
 
 
 def _bounded(parts: list[str]) -> str:
-    text = _storable("\n".join(parts))
+    text = storable("\n".join(parts))
     if len(text) <= MAX_DUMP:
         return text
     ending = "\n… (truncated)\n"
     return text[: MAX_DUMP - len(ending)] + ending
-
-
-def _storable(text: str) -> str:
-    """Return text without lone surrogates and NUL, which databases reject."""
-    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

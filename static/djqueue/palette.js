@@ -3,25 +3,37 @@ const link = document.querySelector("a[data-djq-palette]");
 const dialog = document.getElementById("djq-palette");
 const field = dialog?.querySelector("input");
 const found = dialog?.querySelector("[data-djq-found]");
-let timer = 0, wanted = 0;
+let timer = 0, wanted = 0, listed = null; // the text of which the entries are
 
 const entries = () => [...found.querySelectorAll("a, button")];
 const look = async () => {
-  const mine = ++wanted;
+  clearTimeout(timer);
+  const mine = ++wanted, text = field.value;
   const address = new URL(link.href);
-  address.searchParams.set("q", field.value);
+  address.searchParams.set("q", text);
   const answer = await fetch(address, { headers: { "HX-Request": "true" } }).catch(() => null);
+  const html = answer?.status === 200 ? await answer.text().catch(() => null) : null;
   if (mine !== wanted) return;
   const { djqWordExpired, djqWordStale } = document.getElementById("djq").dataset;
-  if (answer?.status === 200) found.innerHTML = await answer.text();
+  listed = html === null ? null : text;
+  if (html !== null) found.innerHTML = html;
   else found.textContent = answer?.status === 401 ? djqWordExpired : djqWordStale;
 };
 const open = () => {
   if (dialog.open) return;
   field.value = "";
+  listed = null;
   found.replaceChildren();
   dialog.showModal();
   look();
+};
+const follow = async () => {
+  if (listed !== field.value) await look();
+  // A button acts at once, so it must have the focus.
+  const first = listed === field.value && entries()[0];
+  if (!first || !dialog.open) return;
+  if (first.matches("a")) first.click();
+  else first.focus();
 };
 const step = (by) => {
   const all = entries();
@@ -47,6 +59,6 @@ if (link && dialog) {
   dialog.addEventListener("keydown", (event) => {
     if (event.key === "ArrowDown") { event.preventDefault(); step(1); }
     else if (event.key === "ArrowUp") { event.preventDefault(); step(-1); }
-    else if (event.key === "Enter" && event.target === field) { event.preventDefault(); entries()[0]?.click(); }
+    else if (event.key === "Enter" && event.target === field) { event.preventDefault(); follow(); }
   });
 }

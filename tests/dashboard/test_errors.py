@@ -8,6 +8,7 @@ from django.urls import reverse
 from djqueue import Queue
 from djqueue.client import get_storage
 from djqueue.client.deadletters import fingerprint
+from djqueue.core.errorgroups import MAX_FINGERPRINTS
 from djqueue.core.job import DEAD_LETTER_REASONS
 from djqueue.core.states import State
 from djqueue.dashboard import rendering, rights
@@ -112,6 +113,15 @@ def test_error_is_resolved_ignored_and_reopened(client, letters):
 def test_retry_of_a_group_retries_its_dead_letters_alone(client, letters):
     url = group_page(client).context["retry_url"]
     assert "<strong>2</strong> <span>can be retried" in client.get(url).content.decode()
+
+
+def test_pages_of_an_error_with_many_messages_open(client, letters):
+    group = ErrorGroup.objects.order_by("pk").first()
+    group.fingerprints += [f"{number:012x}" for number in range(MAX_FINGERPRINTS - len(group.fingerprints))]
+    group.save()
+    context = group_page(client).context
+    for name in ("retry_url", "jobs_url"):
+        assert client.get(context[name]).status_code == 200, name
 
 
 def test_errors_of_hidden_queues_are_hidden(client, letters, settings):

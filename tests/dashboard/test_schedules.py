@@ -59,6 +59,16 @@ def said(response):
 # What is told.
 
 
+def test_axis_computes_the_runs_of_no_more_schedules_than_it_shows(client, memory, monkeypatch):
+    monkeypatch.setattr(schedules, "STRIP_ROWS", 2)
+    for pk in range(1, 6):
+        schedule(pk=pk, name=f"night {pk}")
+    computed, spans = [], schedules._next_spans
+    monkeypatch.setattr(schedules, "_next_spans", lambda one, *at: computed.append(one) or spans(one, *at))
+    strip = client.get(address(BY_NAME["schedules"])).context["strip"]
+    assert (len(strip.rows), strip.more, len(computed)) == (2, 3, 2)
+
+
 def test_schedule_is_described_in_words(client, anywhere):
     schedule(schedule="30 2 * * 1-5", timezone="Europe/Berlin")
     html = page(client)

@@ -251,6 +251,19 @@ def test_activity_is_listed_newest_first_and_filtered(client, memory):
     assert "refused: Retry job" in shown(client, "history", action="retry").content.decode()
 
 
+def test_problem_of_no_queue_is_shown_to_users_who_see_all(client, memory, settings):
+    settings.DJQUEUE = {
+        **settings.DJQUEUE,
+        "DASHBOARD": {"QUEUE_FILTER": lambda _request, name: name != "secret"},
+    }
+    for number, about in enumerate(({}, {"worker": "w1"})):
+        AuditEvent.objects.create(at=to_datetime(number + 1), user="-", action=BEGAN, detail=about)
+    assert told(shown(client, "history")) == [BEGAN, BEGAN]
+    Queue("secret").enqueue(1)
+    read_cache.clear()
+    assert told(shown(client, "history")) == []
+
+
 def told(response):
     return [deed.row.action for deed in response.context["entries"]]
 

@@ -6,17 +6,20 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
 
+import django
 import pytest
 from django.core import mail
+from django.db import OperationalError
 
 from djqueue import Queue, signals
 from djqueue.client.storages import close_storage, get_storage
+from djqueue.conf import AlertSettings
 from djqueue.conf import problems as wrong_settings
 from djqueue.core.overview import Evidence, Finding
 from djqueue.core.workers import WorkerInfo
 from djqueue.models import AuditEvent
 from djqueue.operations import alerts
-from djqueue.operations.alerts import LOOK_EVERY, OVER_AFTER, RULES, TITLES, Alerts
+from djqueue.operations.alerts import LOOK_EVERY, OVER_AFTER, RULES, TITLES, Alerts, ProblemMessage
 from djqueue.operations.healthchecks import monitor
 from djqueue.testing.clock import FakeClock
 from tests.support import eventually
@@ -85,6 +88,13 @@ def test_problem_is_announced_once_and_when_it_is_over(watching: Watching) -> No
     assert list(rows) == [("problem", "emails", "-"), ("problem_over", "emails", "-")]
 
 
+def test_error_is_not_called_over_because_of_another_deploy() -> None:
+    one = Evidence("emails", error="abc", text="ValueError: no")
+    began = ProblemMessage("problem.new_errors", is_over=False, hint="", objects=(one,))
+    assert began.text == "Began: New error since the deploy: 'ValueError: no' in 'emails'"
+    assert began._replace(is_over=True).text == "No longer new since the deploy: 'ValueError: no' in 'emails'"
+
+
 def test_problem_that_lasts_for_a_moment_is_not_announced(watching: Watching) -> None:
     wait_without_worker()
     assert watching.pass_time(LOOK_EVERY) == []
@@ -122,10 +132,131 @@ def test_message_that_cannot_be_sent_is_sent_later(
 ) -> None:
     wait_without_worker()
     with monkeypatch.context() as patch:
-        patch.setattr(alerts, "send_mail", lambda *_: {}["no server"])
+        patch.setattr(
+            "django.core.mail.backends.locmem.EmailBackend.send_messages", lambda *_: {}["no server"]
+        )
         assert watching.pass_time(10 * LOOK_EVERY) == []
     assert not AuditEvent.objects.exists()
     assert len(watching.pass_time(LOOK_EVERY)) == 1
+
+
+def test_channel_that_fails_repeats_no_other(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def fail(message: Any, _wanted: Any) -> None:
+        calls.append(message.text)
+        raise alerts.WebhookError("away")
+
+    wait_without_worker()
+    with monkeypatch.context() as patch:
+        patch.setattr(alerts, "CHANNELS", (alerts.send_mail, fail))
+        assert len(watching.pass_time(10 * LOOK_EVERY)) == 1
+        assert len(calls) == 10 * LOOK_EVERY // AFTER
+        wait_without_worker("letters")
+        assert watching.pass_time(10 * LOOK_EVERY) == ["[djqueue] Began: No worker: 'letters'"]
+    assert watching.pass_time(AFTER) == []
+    assert AuditEvent.objects.filter(action="problem").count() == 2
+
+
+def test_failure_to_record_repeats_no_message(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_without_worker()
+    with monkeypatch.context() as patch:
+        patch.setattr(Alerts, "_record", lambda *_: {}["away"])
+        assert len(watching.pass_time(10 * LOOK_EVERY)) == 1
+    assert watching.pass_time(AFTER) == []
+    assert AuditEvent.objects.count() == 1
+
+
+def test_outage_of_the_storage_ends_no_problem(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_without_worker()
+    assert len(watching.pass_time(10 * LOOK_EVERY)) == 1
+    with monkeypatch.context() as patch:
+        report = monitor.report
+        patch.setattr(monitor, "report", lambda *about: report(*about)._replace(facts=None))
+        assert watching.pass_time(10 * LOOK_EVERY) == []
+    assert watching.pass_time(10 * LOOK_EVERY) == []
+
+
+def test_process_that_cannot_read_what_was_announced_leaves_the_work_to_others(
+    watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_without_worker()
+    with monkeypatch.context() as patch:
+        patch.setattr(alerts, "announced", lambda *_: {}["away"])
+        with pytest.raises(KeyError):
+            watching.alerts.look()
+    assert not watching.alerts._lease.number
+    assert len(watching.pass_time(10 * LOOK_EVERY)) == 1
+
+
+def test_message_that_found_no_thread_is_sent_after_a_later_look(
+    watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_without_worker()
+    with monkeypatch.context() as patch:
+        patch.setattr(watching.alerts._calls, "_start", lambda: None)
+        assert watching.pass_time(4 * LOOK_EVERY) == []
+    assert len(watching.pass_time(LOOK_EVERY)) == 1
+
+
+def test_alerts_wait_for_their_tables(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    def look(_self: Alerts) -> None:
+        looks.append(1)
+        raise OperationalError("no such table: djqueue_leaderlease")
+
+    monkeypatch.setattr(Alerts, "look", look)
+    watch = alerts.alerting(storage)
+    watch()
+    watch()
+    assert looks == [1]
+
+
+def test_mail_server_that_hangs_is_left(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float | None] = []
+    smtp = "django.core.mail.backends.smtp.EmailBackend"
+    monkeypatch.setattr(f"{smtp}.send_messages", lambda backend, _messages: waits.append(backend.timeout))
+    settings.MAILERS = {"default": {"BACKEND": smtp, "OPTIONS": {"host": "127.0.0.1"}}}
+    if django.VERSION < (6, 1):
+        settings.EMAIL_BACKEND = smtp
+    message = ProblemMessage("problem.late", is_over=False, hint="", objects=(Evidence("emails"),))
+    alerts.send_mail(message, AlertSettings(mail=("ops@example.com",)))
+    assert waits == [alerts.TIMEOUT]
+
+
+@pytest.mark.parametrize(("status", "expected"), [(302, "status 302"), (500, "status 500")])
+def test_webhook_that_refuses_or_redirects_is_an_error(status: int, expected: str) -> None:
+    asked: list[str] = []
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Print nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Hook)
+    Thread(target=server.serve_forever, daemon=True).start()
+    message = ProblemMessage("problem.late", is_over=False, hint="", objects=(Evidence("emails"),))
+    try:
+        wanted = AlertSettings(webhook=f"http://127.0.0.1:{server.server_port}/secret")
+        with pytest.raises(alerts.WebhookError, match=expected) as caught:
+            alerts.call_webhook(message, wanted)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert asked == ["/secret"]
+    assert "secret" not in str(caught.value)
 
 
 def test_signal_and_webhook_have_the_objects(watching: Watching, settings: Any) -> None:
@@ -192,6 +323,11 @@ def test_every_rule_has_titles_and_every_key_is_read_back(tables: None) -> None:
     "given",
     [
         *({"MAIL": "ops"}, {"MAIL": ["ops"]}, {"WEBHOOK": "file:///x"}),
+        *(
+            {"WEBHOOK": f"https://{rest}"}
+            for rest in ("u:sesame@h/x", "/sesame", "h:x/sesame", "[::1/sesame")
+        ),
+        *({"WEBHOOK": f"https://h/{rest}"} for rest in ("a sesame", "a\nsesame", "sésame")),
         *({"RULES": ["x"]}, {"AFTER": -1}, {"NO": 1}),
     ],
 )
@@ -199,3 +335,4 @@ def test_wrong_settings_are_refused(given: dict[str, Any]) -> None:
     [problem] = wrong_settings({"ALERTS": given})
     assert "ALERTS" in problem
     assert "file:" not in problem
+    assert "same" not in problem

@@ -5,18 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import DataError, OperationalError
 
 from djqueue import Queue, Worker
+from djqueue.client.deadletters import read_filter
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errorgroups import (
+    MAX_FINGERPRINTS,
     MAX_PENDING,
+    PACKAGE,
     ErrorKey,
     ErrorTally,
     Sighting,
     fingerprint_of,
+    masked,
     place_of,
     tally,
 )
+from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.core.job import JobFailure
 from djqueue.core.metrics import HOUR
 from djqueue.core.units import to_datetime
@@ -160,7 +166,7 @@ def test_changes_of_two_processes_are_both_kept(monkeypatch: pytest.MonkeyPatch)
     record("default", [seen()])
     stale = errorgroups._groups("default").get()
     record("default", [seen()])
-    monkeypatch.setattr(errorgroups, "_find", lambda *_: stale)
+    monkeypatch.setattr(errorgroups.GroupIndex, "find", lambda *_: stale)
     record("default", [seen(), seen("no address 2")])
     assert group().attempts == 4
 
@@ -180,6 +186,73 @@ def test_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         record("default", [seen(f"no {letter}", at=NOW * 2)])
     assert ErrorGroup.objects.filter(last_seen__lt=NOW * 2).count() == 0
     assert MAX_GROUPS > 3
+
+
+def test_group_takes_in_a_limited_number_of_messages() -> None:
+    words = [f"{first}{second}" for first in "abcdefghij" for second in "klmnopqrst"]
+    record("default", [seen(f"no {word}", place="shop/jobs.py:pay") for word in words])
+    sizes = [len(row.fingerprints) for row in ErrorGroup.objects.all()]
+    assert sizes == [MAX_FINGERPRINTS] * (100 // MAX_FINGERPRINTS)
+    for row in ErrorGroup.objects.all():
+        assert read_filter(fingerprint=",".join(row.fingerprints)).fingerprint
+    with pytest.raises(OptionError, match="at most"):
+        read_filter(fingerprint=",".join(["a"] * (MAX_FINGERPRINTS + 1)))
+
+
+def test_error_that_the_database_refuses_keeps_no_other_from_being_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    create = errorgroups._create
+
+    def refuse(alias: str, new: ErrorGroup) -> Any:
+        if new.name == "wrong":
+            raise DataError("value too long")
+        return create(alias, new)
+
+    monkeypatch.setattr(errorgroups, "_create", refuse)
+    found = [seen(name="wrong"), seen()]
+    record("default", found)
+    assert found == []
+    assert group().name == "send"
+
+
+def test_text_that_databases_refuse_is_stored_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    tally = ErrorTally()
+    monkeypatch.setattr(errorgroups, "tally", tally)
+    look = errorgroups.recording(MemoryStorage())
+    tally.add("emails", "send", JobFailure("Value\0Error", "no \ud800 and \0"), is_final=False)
+    look()
+    assert (group().message, group().error_type) == (r"no \ud800 and \x00", r"Value\x00Error")
+
+
+def test_errors_of_a_row_that_others_change_all_the_time_are_stored_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record("default", [seen()])
+    found = [seen(), seen("other", name="other")]
+    change = errorgroups._change
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            errorgroups, "_change", lambda alias, row, how: row.name != "send" and change(alias, row, how)
+        )
+        record("default", found)
+    assert found == [seen()]
+    record("default", found)
+    assert ErrorGroup.objects.get(name="send").attempts == 2
+
+
+def test_only_a_missing_table_has_no_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(message: str) -> None:
+        def raise_it(*_: Any) -> None:
+            raise OperationalError(message)
+
+        monkeypatch.setattr(errorgroups, "_groups", raise_it)
+
+    fail("no such table: djqueue_error")
+    assert errorgroups.newest("default", 5) == []
+    fail("disk I/O error")
+    with pytest.raises(StorageUnavailableError):
+        errorgroups.newest("default", 5)
 
 
 def test_errors_that_cannot_be_stored_are_stored_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +284,21 @@ def test_tally_is_bounded_and_counts_nothing_where_no_process_stores_it() -> Non
 
 
 @pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("no address 1 of order-7", "no address # of #"),
+        ("see (-https://shop/a?b=1) or a+b://c", "see (# or #"),
+        ("to <ann@shop>, 'bob smith'<bob@shop>", "to # ##"),
+        ("id deadbeefcafe is not 'x y', it's \"z\"", "id # is not #, it's #"),
+        ("a-" * 250, "a-" * 250),
+        ("+" * 500, "+" * 500),
+    ],
+)
+def test_parts_that_differ_from_job_to_job_are_masked(message: str, expected: str) -> None:
+    assert masked(message) == expected
+
+
+@pytest.mark.parametrize(
     ("lines", "expected"),
     [
         (("/srv/shop/jobs.py", "pay"), "shop/jobs.py:pay"),
@@ -221,6 +309,7 @@ def test_tally_is_bounded_and_counts_nothing_where_no_process_stores_it() -> Non
         (("/usr/lib/python3.12/json/decoder.py", "decode"), ""),
         ((r"C:\srv\shop\jobs.py", "<lambda>"), "shop/jobs.py:<lambda>"),
         ((errorgroups.__file__, "record"), ""),
+        ((f"{PACKAGE[:-1]}shop/jobs.py", "pay"), "djqueueshop/jobs.py:pay"),
         ((), ""),
     ],
 )

@@ -15,6 +15,7 @@ from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import rows_of
 from djqueue.dashboard.views.workers import worker_rows
 from djqueue.models import AuditEvent
+from djqueue.operations.alerts import BEGAN, OVER
 
 pages = Pages()
 MAX_DETAIL = 200
@@ -46,8 +47,8 @@ ACTION_LABELS = {
     "errors_begin": gettext_lazy("Retry or delete matching dead letters"),
     "errors_retry": gettext_lazy("Retry selected dead letters"),
     "errors_delete": gettext_lazy("Delete selected dead letters"),
-    "problem": gettext_lazy("Problem began"),
-    "problem_over": gettext_lazy("Problem over"),
+    BEGAN: gettext_lazy("Problem began"),
+    OVER: gettext_lazy("Problem over"),
     "error_resolve": gettext_lazy("Resolve error"),
     "error_ignore": gettext_lazy("Ignore error"),
     "error_reopen": gettext_lazy("Reopen error"),
@@ -160,6 +161,8 @@ def _text(value: Any) -> str:
 def _sees(request: HttpRequest, row: AuditEvent) -> bool:
     """Return whether the user may know of every queue, and of the worker, that an event names."""
     worker = row.detail.get("worker")
+    if row.action in (BEGAN, OVER) and not worker and not row.queue:
+        return boards.sees_all(request)
     if worker and worker_rows(request).value.find(worker) is None and not boards.sees_all(request):
         return False
     return rights.sees_each(request, _queues(row))

@@ -10,6 +10,7 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from djqueue.client import get_storage, registry
 from djqueue.client.deadletters import read_filter
+from djqueue.core.errorgroups import MARK_SIZE, MAX_FINGERPRINTS
 from djqueue.core.errors import OptionError
 from djqueue.core.job import JobRecord
 from djqueue.core.states import State
@@ -30,6 +31,8 @@ from djqueue.storage.tables import leaderlease
 
 pages = Pages()
 BULK_FILTERS = ("queue", "state", "name")
+LONGEST_ERROR = MAX_FINGERPRINTS * (2 * MARK_SIZE + 1)
+"""Maximum characters of the fingerprints of an error, with their commas."""
 JOBS_LISTED = 50
 """Jobs per page."""
 ANY = "any"
@@ -63,7 +66,7 @@ class FilterForm(MatchForm):
         max_length=255,
         widget=forms.TextInput(attrs={"placeholder": "order_id:7"}),
     )
-    error = forms.CharField(required=False, max_length=64, widget=forms.HiddenInput)
+    error = forms.CharField(required=False, max_length=LONGEST_ERROR, widget=forms.HiddenInput)
 
     def __init__(self, *args: Any, queues: Sequence[str], has_rows: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -246,23 +246,21 @@ def strip(site: DashboardSite, rows: Sequence[ScheduleRow], now: int) -> Timelin
     now = now // MINUTE * MINUTE
     length = STRIP_HOURS * HOUR
     axis = Axis(now - length, now + length)
-    shown = [
-        TimelineRow(
-            one.row.name,
-            site.url("schedule", one.row.pk),
-            [*_past_spans(site, one, axis, now), *_next_spans(one, axis, now)],
-        )
-        for one in rows
-    ]
-    shown = [row for row in shown if row.spans]
+    shown: list[TimelineRow] = []
+    more = 0
+    for one in rows:
+        if len(shown) == STRIP_ROWS:
+            # Their runs are not computed, as this takes long.
+            more += bool(one.past or one.runs)
+        elif spans := [*_past_spans(site, one, axis, now), *_next_spans(one, axis, now)]:
+            shown.append(TimelineRow(one.row.name, site.url("schedule", one.row.pk), spans))
     if not shown:
         return None
     ticks = [
         (axis.place(at), rendering.clock(to_datetime(at)))
         for at in range(-(-(now - length) // HOUR) * HOUR, now + length, 6 * HOUR)
     ]
-    more = max(0, len(shown) - STRIP_ROWS)
-    return Timeline(shown[:STRIP_ROWS], ticks, axis.place(now), more)
+    return Timeline(shown, ticks, axis.place(now), more)
 
 
 @pages.show("schedule", "schedules/<int:pk>/", rights.VIEW, parts=schedule_parts)

@@ -126,6 +126,14 @@ def test_stopping_what_does_damage_takes_two_clicks(operator):
     assert operator.clicks <= 2
 
 
+def test_enter_in_the_palette_acts_on_nothing(operator):
+    operator.search("pause emails")
+    operator.page.keyboard.press("Enter")
+    button = operator.page.locator("#djq-palette").get_by_role("button", name="Pause queue emails")
+    expect(button).to_be_focused()
+    assert not Queue("emails").is_paused()
+
+
 def test_arguments_and_error_of_a_job_take_one_click(operator):
     operator.search("broken")
     operator.follow("broken", "#djq-palette")

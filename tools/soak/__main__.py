@@ -203,7 +203,9 @@ class Soak:
                 return None
         if storage == POSTGRESQL:
             try:
-                with psycopg.connect(server.database_url(self._project.database), connect_timeout=2) as found:
+                url = server.database_url(self._project.database)
+                # A fault of this program may have locked the table.
+                with psycopg.connect(url, connect_timeout=2, options="-c lock_timeout=1s") as found:
                     return float(found.execute(LIVE_BYTES).fetchone()[0])
             except psycopg.Error:
                 return None

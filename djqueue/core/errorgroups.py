@@ -98,6 +98,9 @@ class ErrorTally:
         self._lock = Lock()
         self._pending: dict[ErrorKey, Sighting] = {}
 
+    def __len__(self) -> int:
+        return len(self._pending)
+
     def add(
         self,
         queue: str,

@@ -14,26 +14,23 @@ from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from django.core import mail
-from django.db import Error
 
 from djqueue import signals
 from djqueue.client.announcing import clean_thread, close_thread
 from djqueue.conf import AlertSettings, get_settings
 from djqueue.core.callqueue import CallQueue
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
-from djqueue.core.errors import DjqueueError
 from djqueue.core.logs import Log, type_name
 from djqueue.core.messages import ThrottledLog, in_one_line, without_credentials
 from djqueue.core.overview import Evidence, Finding
 from djqueue.core.units import to_datetime
 from djqueue.models import AuditEvent
 from djqueue.storage.base import Storage
-from djqueue.storage.tables.dberrors import raise_named
 from djqueue.storage.tables.leaderlease import LeaderLease
 
 from .healthchecks import listed, monitor
 from .problems import problems, read_situation
-from .sweeps import MISSING_TABLES_INTERVAL, alias_of
+from .sweeps import alias_of, with_tables
 
 logger = Log("djqueue.alerts")
 throttled = ThrottledLog(logger, 60.0)
@@ -259,28 +256,14 @@ class Alerts:
 def alerting(storage: Storage) -> Callable[[], None]:
     """Return a function that announces a storage's problems; it does nothing without the tables."""
     alerts: Alerts | None = None
-    has_worked, asleep_until = False, SYSTEM_CLOCK.monotonic()
 
     def look() -> None:
-        nonlocal alerts, has_worked, asleep_until
-        if _settings() is None or SYSTEM_CLOCK.monotonic() < asleep_until:
-            return
+        nonlocal alerts
         if alerts is None:
             alerts = Alerts(storage)
-        try:
-            alerts.look()
-        except Exception as error:
-            if has_worked and isinstance(error, Error):
-                raise_named(alias_of(storage, AuditEvent), error)
-            if has_worked or isinstance(error, DjqueueError):
-                raise
-            # A project without database storage need not have the tables.
-            logger.debug("Could not look at the problems: %s", in_one_line(error))
-            asleep_until = SYSTEM_CLOCK.monotonic() + MISSING_TABLES_INTERVAL
-        else:
-            has_worked = True
+        alerts.look()
 
-    return look
+    return with_tables(look, _settings, alias_of(storage, AuditEvent), logger, "look at the problems")
 
 
 class WebhookError(Exception):

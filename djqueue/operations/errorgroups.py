@@ -24,7 +24,7 @@ from djqueue.models import ErrorGroup
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.dberrors import NO_TABLE, raise_named
 
-from .sweeps import MISSING_TABLES_INTERVAL, alias_of
+from .sweeps import alias_of, with_tables
 
 logger = Log("djqueue.errors")
 throttled = ThrottledLog(logger, 60.0)
@@ -65,31 +65,16 @@ def new_since(group: ErrorGroup) -> int:
 def recording(storage: Storage) -> Callable[[], None]:
     """Return a function that stores the errors of this process; it does nothing without the table."""
     alias = alias_of(storage, ErrorGroup)
-    has_worked, asleep_until = False, SYSTEM_CLOCK.monotonic()
     tally.is_stored = True
 
-    def look() -> None:
-        nonlocal has_worked, asleep_until
-        if SYSTEM_CLOCK.monotonic() < asleep_until:
-            return
-        if not (sightings := tally.take(STORED_AT_ONCE)):
-            return
+    def store() -> None:
+        sightings = tally.take(STORED_AT_ONCE)
         try:
             record(alias, sightings)
-        except Exception as error:
-            if has_worked and isinstance(error, Error):
-                raise_named(alias, error)
-            if has_worked:
-                raise
-            # A project without database storage need not have the table.
-            logger.debug("Could not store the errors: %s", in_one_line(error))
-            asleep_until = SYSTEM_CLOCK.monotonic() + MISSING_TABLES_INTERVAL
-        else:
-            has_worked = True
         finally:
             tally.put_back(sightings)
 
-    return look
+    return with_tables(store, tally.__len__, alias, logger, "store the errors")
 
 
 def record(alias: str, sightings: list[Sighting]) -> None:

@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
 from weakref import WeakKeyDictionary
 
 from django.db import Error, router
 from django.db.models import Model
 
+from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import DjqueueError
 from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
@@ -28,23 +30,49 @@ MISSING_TABLES_INTERVAL = 60_000
 def scheduling(storage: Storage) -> Callable[[], None]:
     """Return a function that fires a storage's due schedules; it does nothing without the tables."""
     firing = firing_of(storage)
-    has_worked, asleep_until = False, firing.clock.monotonic()
+
+    def fire() -> None:
+        try:
+            firing.fire()
+        except Exception:
+            firing.leave()
+            raise
+
+    wanted = partial(is_scheduler, storage)
+    return with_tables(fire, wanted, alias_of(storage), schedules_logger, "read the schedules", firing.clock)
+
+
+def with_tables(
+    work: Callable[[], object],
+    wanted: Callable[[], object],
+    alias: str,
+    log: Log,
+    what: str,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Callable[[], None]:
+    """Return a function that does work with tables of a database if it is wanted.
+
+    A project without database storage need not have the tables: until the work has succeeded once, a failure
+    is only a line for debugging, and the next call that tries again comes a minute later.
+
+    Args:
+        what: Name of the work in that line, a verb with its object.
+    """
+    has_worked, asleep_until = False, clock.monotonic()
 
     def look() -> None:
         nonlocal has_worked, asleep_until
-        if not is_scheduler(storage) or firing.clock.monotonic() < asleep_until:
+        if not wanted() or clock.monotonic() < asleep_until:
             return
         try:
-            firing.fire()
+            work()
         except Exception as error:
-            firing.leave()
             if has_worked and isinstance(error, Error):
-                raise_named(alias_of(storage), error)
+                raise_named(alias, error)
             if has_worked or isinstance(error, DjqueueError):
                 raise
-            # A project without database storage need not have the tables.
-            schedules_logger.debug("Could not read the schedules: %s", in_one_line(error))
-            asleep_until = firing.clock.monotonic() + MISSING_TABLES_INTERVAL
+            log.debug("Could not %s: %s", what, in_one_line(error))
+            asleep_until = clock.monotonic() + MISSING_TABLES_INTERVAL
         else:
             has_worked = True
 

@@ -110,9 +110,13 @@ class JobOptions:
         if self.result_ttl is not None:
             object.__setattr__(self, "kept", max(self.result_ttl, self.retention or 0))
 
-    def refused(self, error: Exception) -> "JobOptions":
-        """Return the options with which a job becomes a dead letter because of this error."""
-        rejected = (f"{type(error).__module__}.{type(error).__qualname__}", str(error))
+    def refused(self, error: Exception, limit: int | None = None) -> "JobOptions":
+        """Return the options with which a job becomes a dead letter because of this error.
+
+        Args:
+            limit: Maximum characters of the error's text; None for all.
+        """
+        rejected = (f"{type(error).__module__}.{type(error).__qualname__}", str(error)[:limit])
         return replace(self, rejected=rejected, depends_on=(), unique_key=None, unique_ttl=None)
 
     def as_dict(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from decimal import Decimal
 from typing import Any, NamedTuple
 
@@ -307,9 +306,7 @@ class JobReader(RowReader):
             name = self._name_of(row)
         except DjqueueError:
             name = UNKNOWN_NAME
-        cause = type(error)
-        failure = (f"{cause.__module__}.{cause.__qualname__}", str(error)[:MAX_ERROR])
-        job = replace(self._plan.base.job, rejected=failure, unique_key=None, unique_ttl=None, depends_on=())
+        job = self._plan.base.job.refused(error, MAX_ERROR)
         [job_id] = self._ids.many(1, SYSTEM_CLOCK.now())
         payload = salvage_payload(row, self._plan.options.max_payload)
         options = EnqueueOptions(job=job)

@@ -510,9 +510,7 @@ class TableJournal(Journal):
             self._refused |= refused
             self._again -= refused.keys()
         if new:
-            text = (
-                "Left out %s, because the database refuses the rows, such as those of job %r of %r: %s"
-            )
+            text = "Left out %s, because the database refuses the rows, such as those of job %r of %r: %s"
             queue, job_id = key = min(new)
             logger.error(text, numbered(len(new), "job"), job_id, queue, refused[key])
         self._write(changes, [change.without(refused) for change in tables] + metrics)

@@ -163,7 +163,7 @@ class Queue:
     ) -> list[EnqueueResult]:
         """Async version of `enqueue_many`."""
         batches, on_commit = await self._apart(options, self._many, payloads, ids, name, options)
-        return self._results(await asend(self.storage, batches, on_commit))
+        return self._results(await asend(self.storage, batches, on_commit, self._content_type(options)))
 
     def enqueue_and_wait(
         self,
@@ -237,7 +237,7 @@ class Queue:
     ) -> Node:
         """Return a node of a flow, with the arguments of `enqueue`: see `djqueue.flow`."""
         batch_options = self._options(options)
-        return Node(batch_options, self._job_name(name, [payload]), payload, id, lambda: self.storage)
+        return Node(batch_options, self._job_name(name, [payload]), payload, id, self._storage)
 
     # Single jobs.
 
@@ -616,8 +616,11 @@ class Queue:
         self, options: Mapping[str, Any], make: Callable[..., T], *args: Any
     ) -> Coroutine[Any, Any, T]:
         """Return a call that encodes payloads: see `djqueue.client.steps.apart`."""
-        given = options.get("content_type") or self._defaults.get("content_type") or get_settings().codec
-        return apart(str(given), make, *args)
+        return apart(self._content_type(options), make, *args)
+
+    def _content_type(self, options: Mapping[str, Any]) -> str:
+        given = options.get("content_type") or self._defaults.get("content_type")
+        return str(given or get_settings().codec)
 
     def _results(self, answers: list[EnqueueResult]) -> list[EnqueueResult]:
         """Return results that read from this queue's own storage, if it has one."""

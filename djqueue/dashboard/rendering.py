@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import islice
 from math import isfinite
 from typing import Any, NamedTuple
@@ -173,6 +174,7 @@ def day(value: datetime) -> str:
     return timezone.localtime(value).strftime(written if is_numeric else "%m-%d")
 
 
+@lru_cache(maxsize=1_000)
 def badge(state: str, label: str) -> SafeString:
     """Return a job's state as a label."""
     return render_to_string("djqueue/state_badge.html", {"state": state, "label": label})

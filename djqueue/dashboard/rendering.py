@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
 from itertools import islice
 from math import isfinite
@@ -14,8 +14,8 @@ from django.utils import timezone
 from django.utils.formats import get_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import get_language, gettext_lazy
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
 from djqueue.conf import RATE_UNITS
 from djqueue.core import explain
@@ -143,7 +143,12 @@ def moment(value: datetime | None) -> str:
 
 def local(value: datetime) -> str:
     """Return a time to the second as text, in the user's time zone and language."""
-    return _written(timezone.localtime(value))
+    return _local(value, timezone.get_current_timezone(), get_language())
+
+
+@lru_cache(maxsize=5_000)
+def _local(value: datetime, zone: tzinfo, _language: str | None) -> str:
+    return _written(timezone.localtime(value, zone))
 
 
 def moment_in(value: datetime, zone: str) -> str:

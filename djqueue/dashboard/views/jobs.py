@@ -35,6 +35,8 @@ LONGEST_ERROR = MAX_FINGERPRINTS * (2 * MARK_SIZE + 1)
 """Maximum characters of the fingerprints of an error, with their commas."""
 JOBS_LISTED = 50
 """Jobs per page."""
+NAMED = 12
+"""Queues with most jobs that the page links to."""
 ANY = "any"
 """Any state, if jobs are stored in tables."""
 BUSY = "busy"
@@ -158,7 +160,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "state": word,
         "chosen": chosen,
         "tabs_of_states": _tabs(site, board, wanted, query, bool(with_rows)),
-        "lines": [] if wanted.queue or state is None else _largest_queues(board, state),
+        "lines": [] if wanted.queue or state is None else _largest_queues(board, state)[:NAMED],
         "jobs": listed.jobs,
         "window": listed.window,
         "newest": site.url("jobs", **query, state=word) if listed.newer else "",
@@ -257,7 +259,7 @@ def menus(request: HttpRequest, site: DashboardSite) -> Mapping[str, Sequence[Of
     """Return the actions that the user may perform on a job, by state."""
     return {
         state.value: [
-            Offer(action.name, label, legal=True, kind=kind)
+            Offer(action.name, str(label), legal=True, kind=kind)
             for action, label, kind in OFFERS
             if state in action.states and site.may_open(request, action.name)
         ]

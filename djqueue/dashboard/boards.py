@@ -150,11 +150,17 @@ class QueueRow(NamedTuple):
             return Drain(PAUSED)
         if not self.workers:
             return Drain(NO_WORKER)
+        shrinking = self.leaving - self.arriving
+        counted = self.waiting / shrinking * MINUTE if shrinking > 0 else None
+        if self.forecast.kind == ESTIMATING:
+            if counted is not None:
+                return Drain(DRAINING, counted, counted)
+            # Delayed jobs were counted when they were enqueued, and do not wait yet.
+            is_steady = self.leaving and not self.count(State.DELAYED)
+            return Drain(STEADY if is_steady else ESTIMATING)
         if self.forecast.left is None:
             return Drain(self.forecast.kind)
-        shrinking = self.leaving - self.arriving
-        counted = self.waiting / shrinking * MINUTE if shrinking > 0 else self.forecast.left
-        return Drain(DRAINING, *sorted((self.forecast.left, counted)))
+        return Drain(DRAINING, *sorted((self.forecast.left, counted or self.forecast.left)))
 
 
 class Drain(NamedTuple):
@@ -266,6 +272,8 @@ def board(request: HttpRequest) -> CachedRead[Board]:
     """Return all queues that the user can see, with their last hour."""
     cached = whole()
     changes_at(request, cached.value)
+    if not rights.hides_queues():
+        return cached
     lines = tuple(line for line in cached.value.lines if rights.sees(request, line.name))
     if len(lines) == len(cached.value.lines):
         return cached
@@ -296,7 +304,7 @@ def changes_at(request: HttpRequest, board: Board) -> None:
 
 def sees_all(request: HttpRequest) -> bool:
     """Return whether the user can see every queue."""
-    lines = whole().value.lines
+    lines = whole().value.lines if rights.hides_queues() else ()
     return all(rights.sees(request, line.name) for line in lines)
 
 

@@ -13,7 +13,7 @@ from djqueue.client import get_storage
 from djqueue.core.states import State
 from djqueue.dashboard import boards, rights
 from djqueue.dashboard.site import PARTS, SECTIONS, DashboardSite, Pages
-from djqueue.dashboard.views import jobtypes, schedules
+from djqueue.dashboard.views import jobtypes, savedviews, schedules
 from djqueue.dashboard.views.job import OFFERS
 from djqueue.dashboard.views.workers import worker_rows
 from djqueue.models import JobState
@@ -75,6 +75,10 @@ def _groups(request: HttpRequest, site: DashboardSite, term: str) -> Iterator[Pa
     yield PaletteGroup(
         _("Schedules"),
         _matching(term, (PaletteEntry(row.name, site.url("schedule", row.pk), row.job_name) for row in rows)),
+    )
+    views = savedviews.links(request, site)
+    yield PaletteGroup(
+        _("Saved views"), _matching(term, (PaletteEntry(one.view.name, one.url) for one in views))
     )
     workers = worker_rows(request).value.rows
     yield PaletteGroup(

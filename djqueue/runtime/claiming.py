@@ -453,12 +453,14 @@ class ClaimLoop:
 def is_empty(storage: Storage, queues: tuple[str, ...] | None, names: frozenset[str]) -> bool:
     """Return whether no job of these queues (None: of all) is active or waiting under one of the names.
 
-    An active job, on whichever worker, may return to its queue or enqueue others. Jobs of paused queues do
-    not count: they could wait forever. Claims report when a delayed job is due.
+    An active job, on whichever worker, may return to its queue or enqueue others. Jobs of paused queues and
+    held jobs do not count: they could wait forever. Claims report when a delayed job is due.
     """
     for queue in storage.queues.names() if queues is None else queues:
-        if not storage.queues.is_paused(queue) and not names.isdisjoint(storage.reads.waiting_names(queue)):
-            return False
+        if waiting := names & storage.reads.waiting_names(queue).keys():
+            [now] = storage.reads.overview([queue]).queues
+            if not now.paused and waiting - {hold.name for hold in now.holds}:
+                return False
         if storage.reads.counts(queue)[State.ACTIVE]:
             return False
     return True

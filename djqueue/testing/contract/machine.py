@@ -389,6 +389,20 @@ class StorageMachine(RuleBasedStateMachine):
         self.enqueue_batch(queue, NAMES[0], 1, 0)
         self.claim_any(queue)
 
+    @rule(queue=queues, name=st.sampled_from(NAMES))
+    def hold(self, queue: str, name: str) -> None:
+        self.storage.queues.hold(queue, name, None, "")
+        self.reference.queues.add(queue)
+        self.reference.held.add((queue, name))
+        self.enqueue_batch(queue, name, 1, 0)
+        self.claim_any(queue)
+
+    @rule(queue=queues)
+    def release(self, queue: str) -> None:
+        for name in NAMES:
+            assert self.storage.queues.release(queue, name) == ((queue, name) in self.reference.held)
+            self.reference.held.discard((queue, name))
+
     @rule()
     def resume(self) -> None:
         for queue in QUEUES:
@@ -470,6 +484,9 @@ class StorageMachine(RuleBasedStateMachine):
             queue = overview.name
             assert overview.counts == reference.counts(queue)
             assert overview.paused == (queue in reference.paused)
+            assert {(queue, hold.name) for hold in overview.holds} == {
+                key for key in reference.held if key[0] == queue
+            }
             names = [job.name for job in reference.ready(queue)]
             assert overview.names == {name: names.count(name) for name in names}
             expected = self.expected(queue)

@@ -100,7 +100,7 @@ Channel = Callable[[ProblemMessage, AlertSettings], None]
 
 
 class Announcement:
-    """What the channels and the activity have of a problem."""
+    """The messages about a problem that channels and the activity have."""
 
     def __init__(self) -> None:
         self.evidence = Evidence()

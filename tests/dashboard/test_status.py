@@ -475,6 +475,12 @@ def test_settings_in_effect_show_no_secret_and_no_queue_that_the_user_must_not_s
     assert "hidden-limiter" not in html
 
 
+def test_settings_in_effect_show_rates_as_they_are_written(settings):
+    settings.DJQUEUE = {"QUEUES": {"reports": {"RATE": "4/s"}}}
+    lines = {line.name: line for line in settings_in_effect(get_settings())}
+    assert lines["QUEUES"].value == "reports: rate 4/s"
+
+
 def test_silent_workers_of_hidden_queues_are_neither_listed_nor_counted(
     client, memory, monkeypatch, settings
 ):

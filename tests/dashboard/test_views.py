@@ -324,6 +324,12 @@ def test_activity_shows_problems_as_sentences_with_links(client, memory, key, te
 
 def test_activity_has_no_raw_words_of_actions(client, memory):
     detail = {"kind": "purge", "state": "failed", "older_than": 7, "old": {"paused": False}, "copy": "x"}
+    detail |= {
+        "what": "completed",
+        "how": "updated",
+        "dead_letters": {"error_type": "E"},
+        "changed": {"timezone": "UTC"},
+    }
     AuditEvent.objects.create(at=to_datetime(1), user="ann", action="errors_begin", detail=detail)
     [deed] = shown(client, "history").context["entries"]
     assert dict(deed.detail) == {
@@ -331,6 +337,10 @@ def test_activity_has_no_raw_words_of_actions(client, memory):
         "kind": "delete dead letters",
         "state": "failed",
         "Older than (s)": "7",
+        "Jobs to delete": "Completed jobs",
+        "outcome": "replaced before the job started",
+        "filter": "Error type E",
+        "changed": "time zone UTC",
     }
 
 

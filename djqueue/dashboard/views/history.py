@@ -15,8 +15,9 @@ from djqueue.dashboard import boards, problemcards, rendering, rights, tables
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import rows_of
 from djqueue.dashboard.views import savedviews
+from djqueue.dashboard.views.queues import CLEANED
 from djqueue.dashboard.views.workers import worker_rows
-from djqueue.models import AuditEvent, BulkKind, JobState
+from djqueue.models import AuditEvent, BulkKind, CronJob, JobState, Revision
 from djqueue.operations.alerts import BEGAN, OVER, object_of
 
 pages = Pages()
@@ -106,8 +107,20 @@ DETAIL_LABELS = {
     "paused": gettext_lazy("paused"),
     "changed": gettext_lazy("changed"),
     "refused": gettext_lazy("skipped"),
+    "dead_letters": gettext_lazy("filter"),
+    "what": gettext_lazy("Jobs to delete"),
+    "how": gettext_lazy("outcome"),
 }
 """Labels of details, in the order in which they are shown. Filters of dead letters have their own."""
+SCHEDULE_FIELDS = {field.name: field.verbose_name for field in CronJob._meta.fields}
+CHOICES: dict[str, dict[Any, Any]] = {
+    "kind": dict(BulkKind.choices),
+    "state": dict(JobState.choices),
+    "states": dict(JobState.choices),
+    "what": CLEANED,
+    "how": dict(Revision.choices),
+}
+"""Labels of values by the name of the detail."""
 KEYS = ("owner", "copy", "key")
 """Details that only other code reads."""
 
@@ -177,7 +190,7 @@ def _details(detail: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _label(name: str) -> str:
-    return str(DETAIL_LABELS[name]) if name in DETAIL_LABELS else rendering.criterion(name)
+    return str(DETAIL_LABELS.get(name) or SCHEDULE_FIELDS.get(name) or rendering.criterion(name))
 
 
 def _text(value: Any, name: str = "") -> str:
@@ -190,8 +203,7 @@ def _text(value: Any, name: str = "") -> str:
         return _("yes") if value else _("no")
     if value is None:
         return rendering.NOTHING
-    labels = {"kind": BulkKind, "state": JobState, "states": JobState}.get(name)
-    return str(labels(value).label if labels and value in labels.values else value)
+    return str(CHOICES.get(name, {}).get(value, value))
 
 
 def _sees(request: HttpRequest, row: AuditEvent) -> bool:

@@ -53,6 +53,14 @@ MAX_UNUSED = 50
 """Maximum configured queues without jobs that are named."""
 JOBS_LISTED = 50
 """Jobs per page."""
+CLEANED = {
+    "clear": gettext_lazy("Jobs that have not started"),
+    "completed": gettext_lazy("Completed jobs"),
+    "cancelled": gettext_lazy("Cancelled jobs"),
+    "failed": gettext_lazy("Failed jobs and their dead letters"),
+    "obliterate": gettext_lazy("The queue and all of its jobs"),
+}
+"""Labels of the jobs to delete."""
 CLEANED_STATES = {
     "clear": tuple(sorted(PENDING)),
     "completed": (State.COMPLETED,),
@@ -181,13 +189,7 @@ class CleanForm(forms.Form):
 
     what = forms.ChoiceField(
         label=gettext_lazy("Jobs to delete"),
-        choices=[
-            ("clear", gettext_lazy("Jobs that have not started")),
-            ("completed", gettext_lazy("Completed jobs")),
-            ("cancelled", gettext_lazy("Cancelled jobs")),
-            ("failed", gettext_lazy("Failed jobs and their dead letters")),
-            ("obliterate", gettext_lazy("The queue and all of its jobs")),
-        ],
+        choices=[*CLEANED.items()],
     )
     confirm = forms.CharField(label=gettext_lazy("Queue name, to confirm"))
 

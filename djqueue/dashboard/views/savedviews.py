@@ -75,7 +75,7 @@ def is_own(request: HttpRequest, user_pk: str) -> bool:
 
 
 def sees(request: HttpRequest, queue: str, user_pk: str) -> bool:
-    """Return whether the user may know of a view, which may tell of its queue; without one, of any queue."""
+    """Return whether the user may know of a view, which may name its queue, or any if it has none."""
     if queue:
         return rights.sees(request, queue)
     return is_own(request, user_pk) or boards.sees_all(request)

@@ -26,8 +26,8 @@ from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
 from django.urls import get_script_prefix, get_urlconf, register_converter, reverse
 from django.utils.http import url_has_allowed_host_and_scheme
+from django.utils.translation import get_language, gettext_lazy
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
@@ -193,7 +193,8 @@ class DashboardSite:
         """Return the URL of a page. Empty values are left out of the query string."""
         given = {name: value for name, value in query.items() if value not in (None, "")}
         name = f"{self.site.name}:djqueue_dashboard_{self.pages[page].name}"
-        address = _address(name, args, get_urlconf() or settings.ROOT_URLCONF, get_script_prefix())
+        urlconf = get_urlconf() or settings.ROOT_URLCONF
+        address = _address(name, args, urlconf, get_script_prefix(), get_language())
         return f"{address}?{urlencode(given, doseq=True)}" if given else address
 
     def crumb(self, page: str) -> Crumb:
@@ -411,7 +412,7 @@ register_converter(QuotedConverter, "djq")
 
 
 @lru_cache(maxsize=5_000)
-def _address(name: str, args: tuple[Any, ...], urlconf: str, _prefix: str) -> str:
+def _address(name: str, args: tuple[Any, ...], urlconf: str, _prefix: str, _language: str | None) -> str:
     """Return the URL of a page, which takes Django long, and a list has hundreds."""
     return reverse(name, urlconf=urlconf, args=args)
 

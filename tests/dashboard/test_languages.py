@@ -6,6 +6,9 @@ from datetime import UTC, datetime
 from html.parser import HTMLParser
 
 import pytest
+from django.conf.urls.i18n import i18n_patterns
+from django.contrib import admin
+from django.urls import path
 from django.utils import translation
 
 from djqueue import Queue
@@ -22,6 +25,7 @@ from tools import messages
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory")]
 
+BY_NAME = {page.name: page for page in PAGES}
 SHOWN = [page for page in PAGES if page.method == "GET"]
 GERMAN = messages.read(messages.catalogue("de"))
 KEPT = {text for one in GERMAN for text in one.translations}
@@ -34,6 +38,8 @@ ENGLISH = {
 """What would be seen of a word that is looked up too early. Lower case ones may be names of options."""
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 NUMERIC = {"data-v", "data-djq-poll", "data-djq-as-of", "value", "min", "max"}
+urlpatterns = i18n_patterns(path("admin/", admin.site.urls))
+"""URLs with the language in their path, as `ROOT_URLCONF`."""
 
 
 class Seen(HTMLParser):
@@ -258,3 +264,14 @@ def test_diagnostics_of_a_group_share_one_heading(monkeypatch):
         "Disks",
         "second",
     ]
+
+
+def test_links_have_the_language_of_the_page_in_their_path(settings):
+    settings.ROOT_URLCONF = __name__
+    settings.LANGUAGES = [("en", "English"), ("de", "Deutsch")]
+    client = logged_in(make_superuser())
+    for language, other in ("en", "de"), ("de", "en"):
+        with translation.override(language):
+            html = client.get(address(BY_NAME["jobs"])).content.decode()
+        assert f'href="/{language}/admin/djqueue/dashboard/workers/"' in html
+        assert f"/{other}/" not in html

@@ -16,11 +16,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from djqueue.client import get_storage
+from djqueue.core.errorgroups import MARK_SIZE, MAX_FINGERPRINTS
 from djqueue.core.errors import OptionError
 from djqueue.core.options import MAX_INTEGER
+from djqueue.core.states import State
 from djqueue.core.units import to_datetime, to_milliseconds
-from djqueue.dashboard import audit, reading, rendering, rights, tables
-from djqueue.dashboard.forms import DateTimeInput, TimeField
+from djqueue.dashboard import audit, jobsearch, reading, rendering, rights, tables
+from djqueue.dashboard.forms import DateTimeInput, NameSelect, TimeField
+from djqueue.dashboard.jobsearch import JobFilter
 from djqueue.dashboard.site import CONVERTER, Crumb, DashboardSite
 from djqueue.dashboard.tables import alias_of, rows_of
 from djqueue.models import BulkKind, BulkOperation, BulkState, JobState
@@ -51,6 +54,12 @@ REFUSALS = {
     **{state.value: state.label for state in JobState},
 }
 """Reasons why a job was skipped, by unsuccessful answer; an answer may be the job's state."""
+LONGEST_ERROR = MAX_FINGERPRINTS * (2 * MARK_SIZE + 1)
+"""Maximum characters of the fingerprints of an error, with their commas."""
+ANY = "any"
+"""Any state, if jobs are stored in tables."""
+ALWAYS = ("queue", "id", "error")
+"""Filters that every storage supports."""
 UNDO_TAG = re.compile(r"djq-(undo|undo_clean)-(\d+)\Z")
 """A tag of a message: the page that undoes the deletion, and the key of the operation."""
 MAX_OPEN = 100
@@ -151,6 +160,43 @@ class MatchForm(forms.Form):
             for name, value in found.items()
             if value not in (None, "")
         }
+
+
+class FilterForm(MatchForm):
+    """The filter of the list."""
+
+    field_order = ("queue", "id", "name")
+    queue = forms.CharField(label=gettext_lazy("Queue"), required=False, max_length=255)
+    name = forms.CharField(label=gettext_lazy("Job"), required=False, max_length=255)
+    argument = forms.CharField(
+        label=gettext_lazy("Argument"),
+        required=False,
+        max_length=255,
+        widget=forms.TextInput(attrs={"placeholder": "order_id:7"}),
+    )
+    error = forms.CharField(required=False, max_length=LONGEST_ERROR, widget=forms.HiddenInput)
+
+    def __init__(self, *args: Any, queues: Sequence[str], has_rows: bool, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fields["queue"].widget = NameSelect(choices=[("", _("all")), *((name, name) for name in queues)])
+        self.fields["name"].widget.attrs["list"] = "djq-names"
+        self.fields["id"].widget.attrs["data-djq-filter"] = True
+        for name, field in self.fields.items():
+            field.disabled = not has_rows and name not in ALWAYS
+        if not has_rows:
+            self.fields["id"].label = _("Full ID")
+
+    def clean_argument(self) -> jobsearch.ArgumentFilter | None:
+        try:
+            return jobsearch.parse_argument(self.cleaned_data["argument"])
+        except OptionError:
+            raise forms.ValidationError(_("Use the form order_id:7, order.id:7 or args.0:7.")) from None
+
+    def wanted(self, state: State | None) -> JobFilter:
+        """Return the filter, ignoring fields that are not valid."""
+        others = ("queue", "name", "argument")
+        fields = {name: value for name in others if (value := self.cleaned_data.get(name)) not in (None, "")}
+        return JobFilter(**fields, **self.given(), state=state)
 
 
 def read_match(given: Mapping[str, Any]) -> dict[str, Any]:

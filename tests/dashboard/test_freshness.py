@@ -204,6 +204,13 @@ def test_rows_of_dashboard_tables_change_their_pages(queue):
     assert overview.look().status_code == 200
 
 
+@pytest.mark.usefixtures("_steady")
+def test_saved_views_do_not_end_the_tag_of_an_open_list(queue):
+    viewer = Viewer("jobs")
+    viewer.look()
+    assert reading.parse_tag(viewer.tag).until > SYSTEM_CLOCK.now() + 3_600_000
+
+
 def version(viewer: Viewer) -> str:
     """The version in the tag that a page gets when it is rendered."""
     viewer.tag = ""

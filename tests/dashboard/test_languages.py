@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 from html.parser import HTMLParser
 
 import pytest
+from django import urls
 from django.conf.urls.i18n import i18n_patterns
 from django.contrib import admin
-from django.urls import path
 from django.utils import translation
 
 from djqueue import Queue
@@ -38,7 +38,7 @@ ENGLISH = {
 """What would be seen of a word that is looked up too early. Lower case ones may be names of options."""
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 NUMERIC = {"data-v", "data-djq-poll", "data-djq-as-of", "value", "min", "max"}
-urlpatterns = i18n_patterns(path("admin/", admin.site.urls))
+urlpatterns = i18n_patterns(urls.path("admin/", admin.site.urls))
 """URLs with the language in their path, as `ROOT_URLCONF`."""
 
 

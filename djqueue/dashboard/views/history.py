@@ -11,12 +11,12 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.core.overview import Finding
-from djqueue.dashboard import boards, problemcards, rendering, rights, tables
+from djqueue.dashboard import problemcards, rendering, rights, tables
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import rows_of
 from djqueue.dashboard.views import savedviews
 from djqueue.dashboard.views.queues import CLEANED
-from djqueue.dashboard.views.workers import worker_rows
+from djqueue.dashboard.views.workers import sees_worker
 from djqueue.models import AuditEvent, BulkKind, CronJob, JobState, Revision
 from djqueue.operations.alerts import BEGAN, OVER, object_of
 
@@ -148,7 +148,7 @@ def entry(site: DashboardSite, row: AuditEvent) -> AuditEntry:
         links.append((problemcards.sentence_of(finding), problemcards.link_of(site, one)))
         detail = {}
     if "query" in detail:
-        links.append((detail.pop("view"), site.url("jobs", **detail.pop("query"))))
+        links.append((detail.pop("view"), savedviews.url_of(site, detail.pop("query"))))
     return AuditEntry(row, str(ACTION_LABELS.get(row.action, row.action)), links, _details(detail))
 
 
@@ -208,11 +208,11 @@ def _text(value: Any, name: str = "") -> str:
 
 def _sees(request: HttpRequest, row: AuditEvent) -> bool:
     """Return whether the user may know of every queue, and of the worker, that an event names."""
-    worker = row.detail.get("worker")
-    if row.action in (BEGAN, OVER, *savedviews.ACTIONS) and not worker:
-        return savedviews.sees(request, row.queue, row.user_pk)
-    if worker and worker_rows(request).value.find(worker) is None and not boards.sees_all(request):
+    worker = row.detail.get("worker") or row.detail.get("query", {}).get("worker")
+    if worker and not sees_worker(request, worker):
         return False
+    if row.action in savedviews.ACTIONS or (row.action in (BEGAN, OVER) and not worker):
+        return savedviews.sees(request, row.queue, row.user_pk)
     return rights.sees_each(request, _queues(row))
 
 

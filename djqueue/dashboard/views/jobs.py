@@ -10,13 +10,20 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 
 from djqueue.client import get_storage, registry
 from djqueue.client.deadletters import read_filter
-from djqueue.core.errorgroups import MARK_SIZE, MAX_FINGERPRINTS
 from djqueue.core.errors import OptionError
 from djqueue.core.job import JobRecord
 from djqueue.core.states import State
 from djqueue.dashboard import actions, boards, jobsearch, reading, rendering, rights, subjects
-from djqueue.dashboard.actions import MatchForm, RateForm, act_on_selection, delete_selection
-from djqueue.dashboard.forms import NameSelect, check_hidden, read_state
+from djqueue.dashboard.actions import (
+    ALWAYS,
+    ANY,
+    FilterForm,
+    MatchForm,
+    RateForm,
+    act_on_selection,
+    delete_selection,
+)
+from djqueue.dashboard.forms import check_hidden, read_state
 from djqueue.dashboard.jobsearch import JobFilter
 from djqueue.dashboard.outages import is_partial
 from djqueue.dashboard.site import DashboardSite, Pages
@@ -31,18 +38,12 @@ from djqueue.storage.tables import leaderlease
 
 pages = Pages()
 BULK_FILTERS = ("queue", "state", "name")
-LONGEST_ERROR = MAX_FINGERPRINTS * (2 * MARK_SIZE + 1)
-"""Maximum characters of the fingerprints of an error, with their commas."""
 JOBS_LISTED = 50
 """Jobs per page."""
 NAMED = 12
 """Queues with most jobs that the page links to."""
-ANY = "any"
-"""Any state, if jobs are stored in tables."""
 BUSY = "busy"
 """The window of a list that was not read because another search of the user was running."""
-ALWAYS = ("queue", "id", "error")
-"""Filters that every storage supports."""
 
 
 class BulkJobAction(NamedTuple):
@@ -54,43 +55,6 @@ class BulkJobAction(NamedTuple):
     label: Any
     title: Any
     button: Any
-
-
-class FilterForm(MatchForm):
-    """The filter of the list."""
-
-    field_order = ("queue", "id", "name")
-    queue = forms.CharField(label=gettext_lazy("Queue"), required=False, max_length=255)
-    name = forms.CharField(label=gettext_lazy("Job"), required=False, max_length=255)
-    argument = forms.CharField(
-        label=gettext_lazy("Argument"),
-        required=False,
-        max_length=255,
-        widget=forms.TextInput(attrs={"placeholder": "order_id:7"}),
-    )
-    error = forms.CharField(required=False, max_length=LONGEST_ERROR, widget=forms.HiddenInput)
-
-    def __init__(self, *args: Any, queues: Sequence[str], has_rows: bool, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.fields["queue"].widget = NameSelect(choices=[("", _("all")), *((name, name) for name in queues)])
-        self.fields["name"].widget.attrs["list"] = "djq-names"
-        self.fields["id"].widget.attrs["data-djq-filter"] = True
-        for name, field in self.fields.items():
-            field.disabled = not has_rows and name not in ALWAYS
-        if not has_rows:
-            self.fields["id"].label = _("Full ID")
-
-    def clean_argument(self) -> jobsearch.ArgumentFilter | None:
-        try:
-            return jobsearch.parse_argument(self.cleaned_data["argument"])
-        except OptionError:
-            raise forms.ValidationError(_("Use the form order_id:7, order.id:7 or args.0:7.")) from None
-
-    def wanted(self, state: State | None) -> JobFilter:
-        """Return the filter, ignoring fields that are not valid."""
-        others = ("queue", "name", "argument")
-        fields = {name: value for name in others if (value := self.cleaned_data.get(name)) not in (None, "")}
-        return JobFilter(**fields, **self.given(), state=state)
 
 
 class Tab(NamedTuple):
@@ -173,7 +137,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "is_filtered": bool(query),
         "has_more": any(request.GET.get(name) for name in MatchForm.base_fields if name not in ("id", "tag")),
         "names": registry.names(),
-        "views": savedviews.links(request, site),
+        "views": [] if is_partial(request) else savedviews.links(request, site),
         "menus": menus(request, site),
         "bulk_actions": _selected_actions(request, site, listed.jobs),
         "matching_actions": _matching_actions(request, site, wanted, query, listed.jobs),

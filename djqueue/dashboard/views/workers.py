@@ -149,6 +149,11 @@ def worker_rows(request: HttpRequest) -> CachedRead[WorkerRows]:
     return CachedRead(WorkerRows(shown), cached.value.at, cached.error)
 
 
+def sees_worker(request: HttpRequest, worker: str) -> bool:
+    """Return whether the user may know of a worker, which may have ended."""
+    return worker_rows(request).value.find(worker) is not None or boards.sees_all(request)
+
+
 def running(request: HttpRequest, worker: WorkerRow) -> list[RunningRow]:
     """Return the active jobs of a worker that the user can see, the longest running first."""
     if not worker.jobs:

@@ -60,6 +60,8 @@ they are.
 
 Stop all workers and web servers first; the command refuses while workers run. It can be repeated: tables are
 changed completely or not at all, and so are jobs. If nothing is to be done, it says so and changes nothing.
+
+Afterwards run `migrate`, which creates the permissions of the dashboard, such as save_view and share_view.
 """
 PROGRESS_EVERY = 10_000
 """Jobs between two progress lines of a queue."""

@@ -44,7 +44,7 @@
   let source = null, connected = false, lastPoll = 0, pending = 0, expectsChange = false; // the event stream that tells when to poll
 
   const seconds = () => (every ? Number(every.value) : 0);
-  const isHeld = () => Boolean(live.querySelector("input[type=checkbox]:checked, details[data-djq-hold][open]")) && !window.htmx?.registerExtension;
+  const isHeld = () => Boolean(live.querySelector("input[type=checkbox]:checked:not(.djq-more *), details[data-djq-hold][open]")) && !window.htmx?.registerExtension;
   const poll = () => {
     if (document.hidden) return true;
     if (busy || isHeld() || !window.htmx) return false;
@@ -109,6 +109,7 @@
     every.addEventListener("change", () => { stored("every", every.value); connect(); schedulePoll(); });
     // Event names of htmx 4, and of htmx 2 in case the theme loads that version.
     const mine = (event) => event.target === live;
+    let moreShown = []; // per list, whether a phone shows all rows: htmx 2 replaces the checkboxes
     live.addEventListener("htmx:config:request", (event) => {
       if (mine(event) && tag) event.detail.ctx.request.headers["HX-PTag"] = tag;
     });
@@ -131,7 +132,9 @@
     });
     live.addEventListener("htmx:beforeSwap", (event) => {
       if (mine(event) && event.detail.xhr?.status !== 200) event.detail.shouldSwap = false;
+      moreShown = all(".djq-more input", live).map((box) => box.checked);
     });
+    live.addEventListener("htmx:afterSwap", () => all(".djq-more input", live).forEach((box, index) => { box.checked = moreShown[index]; }));
     live.addEventListener("htmx:before:swap", (event) => { // overrides the theme's settings
       if (mine(event) && event.detail.ctx?.response?.status >= 400) event.preventDefault();
     });

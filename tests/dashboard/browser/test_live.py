@@ -94,8 +94,14 @@ def test_long_list_on_a_phone_has_ten_short_cards_until_all_are_asked_for(open_p
     assert page.evaluate("document.documentElement.scrollHeight") <= 2_500
     assert rows.evaluate_all("(rows) => Math.max(...rows.map((row) => row.clientHeight))") <= 80
 
+    page.emulate_media(media="print")
+    expect(rows).to_have_count(50)
+    page.emulate_media(media="screen")
+    expect(rows).to_have_count(10)
+
     page.get_by_label("Show all 50 rows").check()
     expect(rows).to_have_count(50)
+    page.locator("h1").click()
     look(page)
     expect(rows).to_have_count(50)
 

@@ -78,6 +78,20 @@ def test_page_uses_htmx_of_theme_and_refreshes_with_one_request(open_page, theme
     assert len(asked) == looks + 1
 
 
+def test_long_list_on_a_phone_refreshes_while_all_rows_are_shown(open_page, theme):
+    queue = Queue("emails")
+    queue.enqueue_many(range(12))
+    page = opened(open_page, "jobs", state="waiting")
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.get_by_label("Show all 12 rows").check()
+    queue.enqueue(1)
+    read_cache.clear()
+    with page.expect_response(lambda answer: "hx-request" in answer.request.headers):
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(page.get_by_label("Show all 13 rows")).to_be_checked()
+    expect(page.locator("tr[data-djq-row]:visible")).to_have_count(13)
+
+
 def test_expired_session_shows_banner_whatever_the_theme_swaps(open_page, theme):
     page = open_page(address(BY_NAME["queues"]), expected=("401", "Response Status Error"))
     page.wait_for_function("window.htmx !== undefined")

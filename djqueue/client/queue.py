@@ -20,7 +20,7 @@ from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.job import Batch, CancelResult, DeadLetterRecord, EnqueueResult, Event
 from djqueue.core.messages import shown
 from djqueue.core.options import PARSERS, EnqueueOptions, check_text, merge_given
-from djqueue.core.policies import KeyLimit, KeyLimitChanges
+from djqueue.core.policies import Hold, KeyLimit, KeyLimitChanges
 from djqueue.core.states import PENDING, State
 from djqueue.core.suggest import explain_queue_attribute, nearest, nearest_event
 from djqueue.core.units import instant, milliseconds
@@ -459,6 +459,38 @@ class Queue:
         return self.storage.queues.is_paused(self.name)
 
     ais_paused = asynchronous(is_paused)
+
+    def hold(self, name: str, *, until: datetime | None = None, reason: str = "") -> None:
+        """Hold the jobs of one name: none of them starts until `release`, and active jobs continue.
+
+        Jobs of other names go on. Another hold on the name replaces the first one.
+
+        Args:
+            name: Name of the job type.
+            until: When the hold ends by itself, an aware datetime.
+            reason: Text for those who see the hold, up to 255 characters.
+
+        Raises OptionError.
+        """
+        at = None if until is None else instant("until", until)
+        if at is not None and at <= SYSTEM_CLOCK.now():
+            raise OptionError(f"until: must be in the future; got {shown(until)}")
+        text = reason and check_text("reason", reason)
+        self.storage.queues.hold(self.name, check_name(self.name, name), at, text)
+
+    ahold = asynchronous(hold)
+
+    def release(self, name: str) -> bool:
+        """End a hold; return False if there was none."""
+        return self.storage.queues.release(self.name, check_name(self.name, name))
+
+    arelease = asynchronous(release)
+
+    def holds(self) -> list[Hold]:
+        """Return the holds of the queue, each with `name`, `since`, `until` and `reason`."""
+        return list(self.storage.reads.overview([self.name]).queues[0].holds)
+
+    aholds = asynchronous(holds)
 
     def set_limits(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
         """Set the queue's limits for all workers, immediately; None removes a limit.

@@ -29,7 +29,7 @@ CHART_WIDTH, CHART_HEIGHT = 72, 24
 """Size of a sparkline, in pixels."""
 BAR_STEP = 6
 """Pixels from one bar to the next."""
-STAGE_WIDTH, STAGE_HEIGHT = 116, 54
+STAGE_WIDTH, STAGE_HEIGHT = 128, 54
 """Size of a state's box, in pixels."""
 STAGE_GAP, MARGIN, ARC = 16, 4, 26
 """Space between boxes, around the diagram, and above the boxes for the arrow back."""

@@ -7,8 +7,11 @@ from typing import Any
 
 from django import forms
 from django.core.exceptions import ValidationError
+from django.forms.utils import flatatt
 from django.http import HttpRequest
 from django.utils import timezone
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
 from djqueue.client import registry
@@ -28,6 +31,23 @@ class DateTimeInput(forms.DateTimeInput):
 
     def __init__(self, attrs: dict[str, Any] | None = None) -> None:
         super().__init__({"type": "datetime-local", "step": "1", **(attrs or {})}, format="%Y-%m-%dT%H:%M:%S")
+
+
+class NameSelect(forms.Select):
+    """A choice of one of very many names: Django renders a template for each option."""
+
+    def render(self, name: str, value: Any, attrs: Any = None, renderer: Any = None) -> SafeString:
+        """Return the element."""
+        options = format_html_join(
+            "",
+            '<option value="{}"{}>{}</option>',
+            (
+                (one, mark_safe(" selected") if one == (value or "") else "", label)
+                for one, label in self.choices
+            ),
+        )
+        attributes = flatatt(self.build_attrs(self.attrs, {**(attrs or {}), "name": name}))
+        return format_html("<select{}>{}</select>", attributes, options)
 
 
 class TimeField(forms.DateTimeField):

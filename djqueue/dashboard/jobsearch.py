@@ -57,6 +57,10 @@ MAX_DECODED = 10_000
 MAX_MESSAGE = 300
 """Maximum characters of an error read for a list."""
 LARGE = ("payload", "progress", "error_message", "traceback")
+ROWS_AT = """\
+SELECT * FROM (SELECT {columns} FROM djqueue_job WHERE queue = %s AND state = %s{bound} \
+ORDER BY id {order} LIMIT %s) AS part"""
+"""Selects rows of one queue and state: the newest, or those next to a row."""
 ORDER_MARGIN = 60_000
 """Milliseconds by which rows may be out of order."""
 POSITION_ROWS = 20
@@ -239,18 +243,20 @@ def states_with_rows(storage: Storage) -> frozenset[State]:
 
 def newest(queues: Sequence[str], state: State, at: str) -> JobSearchPage:
     """Return a page of the newest jobs of a state in these queues, found through an index."""
-    parts = [_place(rows_of(Job).filter(queue=name, state=state.value), at) for name in queues[:QUEUES]]
-    keys = [pk for (pk,) in _together(parts)] if parts else []
-    page = tables.page(_listed(rows_of(Job).filter(pk__in=keys)), at)
+    places = [(name, state) for name in queues[:QUEUES]]
+    count = tables.PAGE_LENGTH + 1
+    sign, key = tables.position(at)
+    bound = (sign, key) if sign in ("<", ">") and key is not None else None
+    keys = sorted(pk for (pk,) in _rows_at(places, "id", count, bound))
+    near = keys[:count] if bound and sign == ">" else keys[-count:]
+    page = tables.page(_listed(rows_of(Job).filter(pk__in=near)), at)
     return JobSearchPage([_record(row) for row in page.rows], page, "all")
 
 
 def tagged(tag: str, places: Sequence[tuple[str, State]], limit: int) -> Counter[State]:
     """Return the number of jobs with a tag by state, among the newest of each queue and state."""
-    rows = rows_of(Job)
-    parts = [rows.filter(queue=name, state=state.value).order_by("-pk")[:limit] for name, state in places]
-    tagged_rows = _together(parts, "state", "options") if parts else ()
-    return Counter(State(word) for word, options in tagged_rows if tag in unpack_options(bytes(options)).tags)
+    rows = _rows_at(places, "state, options", limit)
+    return Counter(State(word) for word, options in rows if tag in unpack_options(bytes(options)).tags)
 
 
 def connected(queues: Sequence[str], states: Sequence[State], limit: int) -> list[tuple[JobKey, JobOptions]]:
@@ -409,24 +415,21 @@ def _last_before(time: int) -> int:
     return low
 
 
-def _place(rows: "QuerySet[Job]", at: str) -> "QuerySet[Job]":
-    """Return the rows of one queue that a page may need, and one more."""
-    sign, key = tables.position(at)
-    if sign == ">" and key is not None:
-        rows = rows.filter(pk__gt=key).order_by("pk")
-    elif sign == "<" and key is not None:
-        rows = rows.filter(pk__lt=key).order_by("-pk")
-    else:
-        rows = rows.order_by("-pk")
-    return rows[: tables.PAGE_LENGTH + 1]
+def _rows_at(
+    places: Sequence[tuple[str, State]], columns: str, limit: int, bound: tuple[str, int] | None = None
+) -> tuple[tuple[Any, ...], ...]:
+    """Return columns of rows of each queue and state: the newest, or those next to a row.
 
-
-def _together(parts: "Sequence[QuerySet[Job]]", *columns: str) -> "QuerySet[Job, Any]":
-    """Return columns of the rows of several queries, using one statement."""
-    if not connections[parts[0].db].features.supports_slicing_ordering_in_compound:
-        parts = [rows_of(Job).filter(pk__in=part.values("pk")) for part in parts]
-    first, *others = [part.values_list(*columns or ("pk",)) for part in parts]
-    return first.union(*others, all=True) if others else first
+    Args:
+        bound: `<` or `>`, and the key of the row.
+    """
+    if not places:
+        return ()
+    sign, *key = bound or ("",)
+    order = "ASC" if sign == ">" else "DESC"
+    part = ROWS_AT.format(columns=columns, bound=f" AND id {sign} %s" if bound else "", order=order)
+    values = [value for name, state in places for value in (name, state.value, *key, limit)]
+    return tables.select(Job, " UNION ALL ".join([part] * len(places)), values)
 
 
 def _listed(rows: "QuerySet[Job]", with_payloads: bool = False) -> "QuerySet[Job]":

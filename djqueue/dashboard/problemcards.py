@@ -118,6 +118,14 @@ SENTENCES = {
             "count",
         ),
     ),
+    "problem.held": (
+        gettext_lazy("Jobs named %(name)s are held in queue %(queue)s."),
+        ngettext_lazy(
+            "%(count)d job type with jobs is held.",
+            "%(count)d job types with jobs are held.",
+            "count",
+        ),
+    ),
     "problem.versions": (
         gettext_lazy("Worker %(worker)s runs an older version of the project."),
         ngettext_lazy(
@@ -232,7 +240,7 @@ def _visible_part(
 def _card(
     request: HttpRequest, site: DashboardSite, finding: Finding, pauses: dict[str, tuple[int, str]]
 ) -> ProblemCard:
-    sentence = _sentence(finding)
+    sentence = sentence_of(finding)
     return ProblemCard(
         finding.id,
         finding.level == "error",
@@ -245,7 +253,20 @@ def _card(
     )
 
 
-def _sentence(finding: Finding) -> str:
+def link_of(site: DashboardSite, one: Evidence) -> str:
+    """Return the URL of the page of an object."""
+    if one.schedule is not None:
+        return site.url("schedule", one.schedule)
+    if one.worker:
+        return site.url("worker", one.worker)
+    if one.error:
+        return site.url("error", one.queue, one.error.partition(",")[0])
+    if one.name:
+        return site.url("job_type", one.name)
+    return site.url("queue", one.queue) if one.queue else site.url("status")
+
+
+def sentence_of(finding: Finding) -> str:
     """Return a finding as a sentence in the user's language; empty if it has only the English one."""
     if finding.id not in SENTENCES or not finding.evidence:
         return ""
@@ -276,31 +297,33 @@ def _item(
         return ProblemItem(one.name, url, _("in %(queue)s on %(worker)s") % values, one.since, tuple(offers))
     if one.schedule is not None:
         offer("schedule_run", _("Run now"), one.schedule)
-        return ProblemItem(one.name, site.url("schedule", one.schedule), "", one.since, tuple(offers))
+        return ProblemItem(one.name, link_of(site, one), "", one.since, tuple(offers))
     if one.worker:
         if problem == "health.silent":
             offer("worker_dump", _("Dump stacks"), one.worker)
         active = ngettext("%(count)s active job", "%(count)s active jobs", count) % values
-        return ProblemItem(
-            one.worker, site.url("worker", one.worker), one.text or active, one.since, tuple(offers)
-        )
+        return ProblemItem(one.worker, link_of(site, one), one.text or active, one.since, tuple(offers))
     if one.error:
         query = {"queue": one.queue, "fingerprint": one.error}
         key = one.error.partition(",")[0]
         offer("errors_preview", _("Retry…"), **query, kind=BulkKind.RETRY)
         offer("jobs", _("Show jobs"), queue=one.queue, error=one.error, state=State.FAILED.value)
         offer("error_resolve", _("Resolve"), one.queue, key)
+        offer("hold", _("Hold job type"), one.queue, one.name)
         note = ngettext(
             "%(count)s failed attempt in %(queue)s", "%(count)s failed attempts in %(queue)s", count
         )
-        return ProblemItem(
-            one.text, site.url("error", one.queue, key), note % values, one.since, tuple(offers)
-        )
+        return ProblemItem(one.text, link_of(site, one), note % values, one.since, tuple(offers))
     if problem == "health.handlers":
         query = {"queue": one.queue, "state": State.WAITING.value, "name": one.name}
         offer("all_cancel", _("Cancel jobs…"), **query)
         note = ngettext("%(count)s job waiting in %(queue)s", "%(count)s jobs waiting in %(queue)s", count)
         return ProblemItem(one.name, site.url("jobs", **query), note % values, one.since, tuple(offers))
+    if problem == "problem.held":
+        offer("release", _("Release"), one.queue, one.name)
+        note = ngettext("%(count)s job waiting in %(queue)s", "%(count)s jobs waiting in %(queue)s", count)
+        note = ": ".join(filter(None, (note % values, one.text)))
+        return ProblemItem(one.name, site.url("job_type", one.name), note, one.since, tuple(offers))
     since = one.since
     note = ngettext("%(count)s job waiting", "%(count)s jobs waiting", count) % values
     if problem == "problem.paused":

@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
 from itertools import islice
 from math import isfinite
 from typing import Any, NamedTuple
@@ -13,8 +14,8 @@ from django.utils import timezone
 from django.utils.formats import get_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import get_language, gettext_lazy
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
 
 from djqueue.conf import RATE_UNITS
 from djqueue.core import explain
@@ -142,7 +143,12 @@ def moment(value: datetime | None) -> str:
 
 def local(value: datetime) -> str:
     """Return a time to the second as text, in the user's time zone and language."""
-    return _written(timezone.localtime(value))
+    return _local(value, timezone.get_current_timezone(), get_language())
+
+
+@lru_cache(maxsize=5_000)
+def _local(value: datetime, zone: tzinfo, _language: str | None) -> str:
+    return _written(timezone.localtime(value, zone))
 
 
 def moment_in(value: datetime, zone: str) -> str:
@@ -173,6 +179,7 @@ def day(value: datetime) -> str:
     return timezone.localtime(value).strftime(written if is_numeric else "%m-%d")
 
 
+@lru_cache(maxsize=1_000)
 def badge(state: str, label: str) -> SafeString:
     """Return a job's state as a label."""
     return render_to_string("djqueue/state_badge.html", {"state": state, "label": label})

@@ -25,6 +25,8 @@ DEAD_LETTERS = "manage_dlq"
 CRON = "manage_cron"
 WORKERS = "control_worker"
 STORAGE = "view_storage"
+SAVE_VIEW = "save_view"
+SHARE_VIEW = "share_view"
 
 READING = frozenset({VIEW, VIEW_PAYLOAD, STORAGE})
 """Permissions that allow no changes. Only these apply if the dashboard is read-only."""

@@ -4,9 +4,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
+from django.conf import settings
 from django.contrib import admin, messages
 from django.contrib.admin import AdminSite
 from django.contrib.admin import utils as admin_utils
@@ -22,7 +24,7 @@ from django.http import (
 )
 from django.template.loader import render_to_string
 from django.template.response import TemplateResponse
-from django.urls import register_converter, reverse
+from django.urls import get_script_prefix, get_urlconf, register_converter, reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -191,7 +193,8 @@ class DashboardSite:
         """Return the URL of a page. Empty values are left out of the query string."""
         given = {name: value for name, value in query.items() if value not in (None, "")}
         name = f"{self.site.name}:djqueue_dashboard_{self.pages[page].name}"
-        return reverse(name, args=args, query=given or None)
+        address = _address(name, args, get_urlconf() or settings.ROOT_URLCONF, get_script_prefix())
+        return f"{address}?{urlencode(given, doseq=True)}" if given else address
 
     def crumb(self, page: str) -> Crumb:
         """Return the breadcrumb of a page that has a label."""
@@ -405,6 +408,12 @@ class DashboardSite:
 
 CONVERTER = QuotedConverter()
 register_converter(QuotedConverter, "djq")
+
+
+@lru_cache(maxsize=5_000)
+def _address(name: str, args: tuple[Any, ...], urlconf: str, _prefix: str) -> str:
+    """Return the URL of a page, which takes Django long, and a list has hundreds."""
+    return reverse(name, urlconf=urlconf, args=args)
 
 
 def _section_of(page: str) -> str:

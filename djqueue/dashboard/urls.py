@@ -13,6 +13,7 @@ from djqueue.dashboard.views import (
     operations,
     palette,
     queues,
+    savedviews,
     scheduleform,
     schedules,
     status,
@@ -26,6 +27,7 @@ from djqueue.storage import sparktables
 MODULES = (
     status,
     jobs,
+    savedviews,
     job,
     editing,
     jobtypes,

@@ -21,7 +21,7 @@ class Migration(migrations.Migration):
             options={
                 'verbose_name': 'dashboard',
                 'verbose_name_plural': 'dashboard',
-                'permissions': (('view_dashboard', 'Can view the dashboard'), ('view_payload', 'Can reveal hidden values of payloads and results'), ('view_storage', 'Can view the storage page'), ('enqueue_job', 'Can enqueue jobs'), ('retry_job', 'Can retry failed jobs'), ('cancel_job', 'Can cancel jobs'), ('delete_job', 'Can delete jobs'), ('edit_job', 'Can edit the arguments, time and priority of jobs'), ('pause_queue', 'Can pause and resume queues and concurrency keys'), ('configure_queue', 'Can set limits of queues, concurrency keys and limiters'), ('clear_queue', 'Can clear, clean and obliterate queues'), ('manage_dlq', 'Can retry and delete dead letters in bulk'), ('manage_cron', 'Can add, change, run and delete schedules'), ('control_worker', 'Can quiet, stop and inspect workers')),
+                'permissions': (('view_dashboard', 'Can view the dashboard'), ('view_payload', 'Can reveal hidden values of payloads and results'), ('view_storage', 'Can view the storage page'), ('enqueue_job', 'Can enqueue jobs'), ('retry_job', 'Can retry failed jobs'), ('cancel_job', 'Can cancel jobs'), ('delete_job', 'Can delete jobs'), ('edit_job', 'Can edit the arguments, time and priority of jobs'), ('pause_queue', 'Can pause and resume queues and concurrency keys'), ('configure_queue', 'Can set limits of queues, concurrency keys and limiters'), ('clear_queue', 'Can clear, clean and obliterate queues'), ('manage_dlq', 'Can retry and delete dead letters in bulk'), ('manage_cron', 'Can add, change, run and delete schedules'), ('control_worker', 'Can quiet, stop and inspect workers'), ('save_view', 'Can save views of jobs'), ('share_view', 'Can share saved views, and delete shared ones')),
                 'managed': False,
                 'default_permissions': (),
             },
@@ -99,6 +99,7 @@ class Migration(migrations.Migration):
                 ('rate_per', models.BigIntegerField(blank=True, null=True, verbose_name='period in milliseconds')),
                 ('concurrency', models.IntegerField(blank=True, null=True, verbose_name='maximum active jobs')),
                 ('limits_set', models.BooleanField(db_default=False, default=False)),
+                ('holds', models.TextField(blank=True, db_default='', default='', editable=False)),
                 ('counted_to', models.BigIntegerField(db_default=0, default=0)),
                 ('counted_at', models.BigIntegerField(db_default=0, default=0)),
             ],

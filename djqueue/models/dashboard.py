@@ -163,6 +163,8 @@ class Dashboard(models.Model):
             ("manage_dlq", "Can retry and delete dead letters in bulk"),
             ("manage_cron", "Can add, change, run and delete schedules"),
             ("control_worker", "Can quiet, stop and inspect workers"),
+            ("save_view", "Can save views of jobs"),
+            ("share_view", "Can share saved views, and delete shared ones"),
         )
 
     def __str__(self) -> str:

@@ -99,12 +99,29 @@ class ProblemMessage(NamedTuple):
 Channel = Callable[[ProblemMessage, AlertSettings], None]
 
 
-class Tried:
-    """The channels on which a message was sent before another one failed, and when to try again."""
+class Announcement:
+    """The messages about a problem that channels and the activity have."""
 
     def __init__(self) -> None:
+        self.evidence = Evidence()
         self.channels: set[Channel] = set()
+        """Channels on which it has begun and is not over."""
+        self.is_recorded = False
+        """Whether the activity says the same."""
         self.next_at = 0
+        """Monotonic time before which a message that could not be sent on each channel is not repeated."""
+
+    @classmethod
+    def of(cls, evidence: Evidence) -> "Announcement":
+        """Return what is known of a problem that was announced completely."""
+        announcement = cls()
+        announcement.evidence, announcement.channels, announcement.is_recorded = evidence, {*CHANNELS}, True
+        return announcement
+
+    def is_behind(self, *, is_there: bool) -> bool:
+        """Return whether a channel or the activity lacks that the problem began, or that it is over."""
+        done = sum(channel in self.channels for channel in CHANNELS) + self.is_recorded
+        return done != (len(CHANNELS) + 1 if is_there else 0)
 
 
 class Alerts:
@@ -116,13 +133,11 @@ class Alerts:
         self._lease = LeaderLease(self._alias, clock, "alerts")
         self._next_look = self._next_try = clock.monotonic()
         self._lock = Lock()
-        self._open: dict[ProblemKey, Evidence] = {}
-        """Announced problems."""
+        self._known: dict[ProblemKey, Announcement] = {}
+        """Problems that a message was about, until they are over on each channel."""
         self._sending: set[ProblemKey] = set()
-        self._tried: dict[ProblemKey, Tried] = {}
-        """Problems whose message could not be sent, or not on each channel."""
-        self._since: dict[ProblemKey, int] = {}
-        """Monotonic time since which a problem is there; of an announced one, since which it is gone."""
+        self._since: dict[tuple[ProblemKey, bool], int] = {}
+        """Monotonic time since which a problem is there, or is gone, and a message about that is missing."""
         self._calls = CallQueue("djqueue-alerts", MAX_WAITING, on_error=_log_failure, on_drop=lambda _: None)
         self._calls.before, self._calls.idle = clean_thread, close_thread
 
@@ -140,25 +155,29 @@ class Alerts:
             return
         found = {key_of(finding.id, one): (finding, one) for finding in findings for one in finding.evidence}
         with self._lock:
-            known, sending = dict(self._open), set(self._sending)
-            changed = {key for key in {*found, *known} if (key in found) != (key in known)} - sending
-            for key in self._tried.keys() - changed - sending:
-                del self._tried[key]
-            resting = {key for key, tried in self._tried.items() if now < tried.next_at}
-        self._since = {key: self._since.get(key, now) for key in changed}
+            known, sending = dict(self._known), set(self._sending)
+            behind = found.keys() - known.keys() - sending
+            for key in known.keys() - sending:
+                if known[key].is_behind(is_there=key in found):
+                    behind.add(key)
+                elif key not in found:
+                    del self._known[key]
+        changes = [(key, key in found) for key in behind]
+        self._since = {change: self._since.get(change, now) for change in changes}
         due = {
             key
-            for key, at in self._since.items()
-            if now - at >= (OVER_AFTER if key in known else wanted.after)
-        } - resting
+            for (key, is_there), at in self._since.items()
+            if now - at >= (wanted.after if is_there else OVER_AFTER)
+            and (key not in known or now >= known[key].next_at)
+        }
         messages = [
             ProblemMessage(finding.id, False, finding.hint, tuple(objects))
             for finding, objects in _by_finding(found[key] for key in found if key in due)
         ]
         over: dict[str, list[Evidence]] = {}
         for key in known:
-            if key in due:
-                over.setdefault(key[0], []).append(known[key])
+            if key in due and key not in found:
+                over.setdefault(key[0], []).append(known[key].evidence)
         messages += [ProblemMessage(id, True, "", tuple(objects)) for id, objects in over.items()]
         for message in messages:
             with self._lock:
@@ -181,7 +200,7 @@ class Alerts:
                 if known is None:
                     self._leave()
             with self._lock:
-                self._open, self._tried = known, {}
+                self._known = {key: Announcement.of(one) for key, one in known.items()}
             return True
         return self._lease.acquire()
 
@@ -193,47 +212,42 @@ class Alerts:
 
     def _send(self, message: ProblemMessage, wanted: AlertSettings) -> None:
         """Send a message, and record it; after a time, another look repeats the parts that failed."""
-        tried = {key: self._tried.get(key) or Tried() for key in message.keys}
-        has_failed = True
+        with self._lock:
+            about = [self._known.setdefault(key, Announcement()) for key in message.keys]
+        for announcement, evidence in zip(about, message.objects, strict=True):
+            announcement.evidence = evidence
+        next_at = self._clock.monotonic() + (wanted.after or AGAIN_AFTER)
         try:
-            sent = [self._send_by(channel, message, wanted, tried) for channel in CHANNELS]
+            sent = [self._send_by(channel, message, wanted, about) for channel in CHANNELS]
             if all(sent):
-                self._record(message)
-                has_failed = False
+                self._record(message, about)
+                next_at = 0
         finally:
             with self._lock:
                 self._sending.difference_update(message.keys)
-                for key, one in zip(message.keys, message.objects, strict=True):
-                    self._tried.pop(key, None)
-                    if has_failed:
-                        tried[key].next_at = self._clock.monotonic() + (wanted.after or AGAIN_AFTER)
-                        self._tried[key] = tried[key]
-                    elif message.is_over:
-                        self._open.pop(key, None)
-                    else:
-                        self._open[key] = one
+                # Meanwhile, this process may have lost its lease and taken over again.
+                self._known.update(zip(message.keys, about, strict=True))
+                for announcement in about:
+                    announcement.next_at = next_at
 
     def _send_by(
-        self,
-        channel: Channel,
-        message: ProblemMessage,
-        wanted: AlertSettings,
-        tried: Mapping[ProblemKey, Tried],
+        self, channel: Channel, message: ProblemMessage, wanted: AlertSettings, about: Sequence[Announcement]
     ) -> bool:
-        """Send a message on a channel about the objects that were not sent on it; return whether all are."""
-        left = tuple(one for one in message.objects if channel not in tried[key_of(message.id, one)].channels)
+        """Send a message on a channel about the objects that it lacks; return whether it lacks none."""
+        left = [one for one in about if (channel in one.channels) == message.is_over]
         if not left:
             return True
         try:
-            channel(message._replace(objects=left), wanted)
+            channel(message._replace(objects=tuple(one.evidence for one in left)), wanted)
         except Exception as error:
             _log_failure(error)
             return False
         for one in left:
-            tried[key_of(message.id, one)].channels.add(channel)
+            one.channels ^= {channel}
         return True
 
-    def _record(self, message: ProblemMessage) -> None:
+    def _record(self, message: ProblemMessage, about: Sequence[Announcement]) -> None:
+        left = [one for one in about if one.is_recorded == message.is_over]
         rows = [
             AuditEvent(
                 at=to_datetime(self._clock.now()),
@@ -241,16 +255,13 @@ class Alerts:
                 action=OVER if message.is_over else BEGAN,
                 queue=one.queue,
                 job_id=one.job,
-                detail={
-                    "problem": TITLES[message.id],
-                    "object": _name_of(one),
-                    "key": list(key),
-                    "worker": one.worker,
-                },
+                detail={"key": list(key_of(message.id, one)), "worker": one.worker, "text": one.text},
             )
-            for key, one in zip(message.keys, message.objects, strict=True)
+            for one in (announcement.evidence for announcement in left)
         ]
         AuditEvent.objects.using(self._alias).bulk_create(rows)
+        for announcement in left:
+            announcement.is_recorded = not message.is_over
 
 
 def alerting(storage: Storage) -> Callable[[], None]:
@@ -342,11 +353,19 @@ def announced(alias: str) -> dict[ProblemKey, Evidence]:
         key = tuple(detail.get("key", ()))
         if action == OVER:
             found.pop(key, None)
-        elif len(key) == len(KEY) + 1 and key[0] in TITLES:
-            schedule = int(key[4]) if key[4] else None
-            values = dict(zip(KEY, key[1:], strict=True)) | {"schedule": schedule}
-            found[key] = Evidence(**values)
+        elif (one := object_of(detail)) is not None:
+            found[key] = one
     return found
+
+
+def object_of(detail: Mapping[str, Any]) -> Evidence | None:
+    """Return the object of a problem from its row of the activity; None if the row is of another version."""
+    key = tuple(detail.get("key", ()))
+    if len(key) != len(KEY) + 1 or key[0] not in TITLES:
+        return None
+    values = dict(zip(KEY, key[1:], strict=True))
+    schedule = int(key[4]) if key[4] else None
+    return Evidence(**values | {"schedule": schedule, "text": detail.get("text", "")})
 
 
 KEY = ("queue", "name", "worker", "schedule", "error")

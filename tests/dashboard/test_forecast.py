@@ -3,8 +3,19 @@
 import pytest
 
 from djqueue import Queue
+from djqueue.core.metrics import MINUTE
+from djqueue.core.states import State
 from djqueue.dashboard import boards
-from djqueue.dashboard.boards import DRAINING, EMPTY, ESTIMATING, NEVER, STEADY, Sample
+from djqueue.dashboard.boards import (
+    DRAINING,
+    EMPTY,
+    ESTIMATING,
+    NEVER,
+    NO_WORKER,
+    PAUSED,
+    STEADY,
+    Sample,
+)
 from djqueue.dashboard.reading import read_cache
 from djqueue.testing.clock import FakeClock
 from tests.dashboard.acting import complete
@@ -76,3 +87,29 @@ def test_board_estimates_from_earlier_reads(clock):
     assert found.left == pytest.approx(16_000)
     read_cache.clear()
     assert look().kind == ESTIMATING
+
+
+@pytest.mark.parametrize(
+    ("leaving", "arriving", "about", "expected"),
+    [
+        (60, 0, {}, (DRAINING, 600_000)),
+        (60, 30, {}, (DRAINING, 1_200_000)),
+        (60, 60, {}, (STEADY, 0)),
+        (60, 90, {"delayed": 100}, (ESTIMATING, 0)),
+        (0, 0, {}, (ESTIMATING, 0)),
+        (60, 0, {"forecast": boards.Forecast(NEVER)}, (NEVER, 0)),
+        (60, 0, {"paused": True}, (PAUSED, 0)),
+        (60, 0, {"workers": 0}, (NO_WORKER, 0)),
+    ],
+)
+def test_first_page_estimates_from_the_counts_of_the_last_minutes(memory, leaving, arriving, about, expected):
+    given = {"forecast": boards.Forecast(ESTIMATING), "workers": 1, "paused": False, "delayed": 0, **about}
+    minute = boards.empty_bucket("emails", 0, MINUTE)._replace(completed=leaving, enqueued=arriving)
+    empty = boards.empty_row("emails", 0)
+    counts = {State.WAITING: 600, State.DELAYED: given["delayed"]}
+    overview = empty.row._replace(counts=counts, paused=given["paused"])
+    drain = empty._replace(
+        row=overview, buckets=(minute,) * 60, workers=given["workers"], forecast=given["forecast"]
+    ).drain
+    assert (drain.kind, drain.soonest) == expected
+    assert not drain.is_range

@@ -196,7 +196,7 @@ def test_operation_shows_its_progress_and_skipped_jobs(client, memory):
     response = shown(client, "operation")
     assert response.context["share"] == 0.5
     html = response.content.decode()
-    assert "1 with a unique key in use" in html
+    assert "unique key in use (1)" in html
     assert "Abort" in html
     assert "ann" in shown(client, "operations").content.decode()
     assert row.kind == BulkKind.RETRY
@@ -290,8 +290,58 @@ def test_activity_shows_details_in_words_and_links_to_the_operation(client, memo
     )
     response = shown(client, "history")
     [deed] = response.context["entries"]
-    assert deed.detail == [("old", "rate null"), ("new", "rate 5/s"), ("jobs", "job-7")]
+    assert deed.detail == [("old", "rate -"), ("new", "rate 5/s"), ("jobs", "job-7")]
     assert address(BY_NAME["operation"]) in response.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "sentence", "page"),
+    [
+        (["health.workers", "emails", "", "", "", ""], "", "Queue emails has no worker.", "queue"),
+        (["health.silent", "", "", "w1", "", ""], "", "Worker w1 has stopped sending heartbeats.", "worker"),
+        (["problem.overdue", "emails", "night", "", "1", ""], "", "Schedule night is overdue.", "schedule"),
+        (
+            ["problem.new_errors", "emails", "", "", "", "abc"],
+            "ValueError: no",
+            "New since the deploy: ValueError: no",
+            "error",
+        ),
+        (
+            ["health.handlers", "emails", "emails", "", "", ""],
+            "",
+            "No worker knows the job emails.",
+            "job_type",
+        ),
+    ],
+)
+def test_activity_shows_problems_as_sentences_with_links(client, memory, key, text, sentence, page):
+    detail = {"key": key, "worker": key[3], "text": text}
+    AuditEvent.objects.create(at=to_datetime(1), user="-", action=BEGAN, queue=key[1], detail=detail)
+    response = shown(client, "history")
+    [deed] = response.context["entries"]
+    assert (deed.links, deed.detail) == ([(sentence, address(BY_NAME[page]))], [])
+
+
+def test_activity_has_no_raw_words_of_actions(client, memory):
+    detail = {"kind": "purge", "state": "failed", "older_than": 7, "old": {"paused": False}, "copy": "x"}
+    detail |= {
+        "what": "completed",
+        "how": "updated",
+        "dead_letters": {"error_type": "E"},
+        "changed": {"timezone": "UTC"},
+    }
+    AuditEvent.objects.create(at=to_datetime(1), user="ann", action="errors_begin", detail=detail)
+    [deed] = shown(client, "history").context["entries"]
+    assert dict(deed.detail) == {
+        "old": "paused no",
+        "kind": "delete dead letters",
+        "state": "failed",
+        "Older than (s)": "7",
+        "Jobs to delete": "Completed jobs",
+        "outcome": "replaced before the job started",
+        "filter": "Error type E",
+        "changed": "time zone UTC",
+    }
 
 
 def test_activity_is_paginated(client, memory, django_assert_max_num_queries):

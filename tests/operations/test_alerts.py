@@ -158,6 +158,33 @@ def test_channel_that_fails_repeats_no_other(watching: Watching, monkeypatch: py
     assert AuditEvent.objects.filter(action="problem").count() == 2
 
 
+@pytest.mark.parametrize("is_over", [False, True])
+def test_channel_that_was_told_of_a_change_is_told_of_its_end_whatever_another_channel_lacks(
+    watching: Watching, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    is_away = not is_over
+
+    def fail(_message: Any, _wanted: Any) -> None:
+        if is_away:
+            raise alerts.WebhookError("away")
+
+    monkeypatch.setattr(alerts, "CHANNELS", (alerts.send_mail, fail))
+    began, over = (f"[djqueue] {word}: No worker: 'emails'" for word in ("Began", "Over"))
+    wait_without_worker()
+    assert watching.pass_time(10 * LOOK_EVERY) == [began]
+    is_away = True
+    serve()
+    assert watching.pass_time(10 * LOOK_EVERY) == [over]
+    if is_over:
+        get_storage().workers.unregister("w1")
+        assert watching.pass_time(10 * LOOK_EVERY) == [began]
+        assert [*AuditEvent.objects.values_list("action", flat=True)] == ["problem"]
+    else:
+        is_away = False
+        assert watching.pass_time(10 * LOOK_EVERY) == []
+        assert not AuditEvent.objects.exists()
+
+
 def test_failure_to_record_repeats_no_message(watching: Watching, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_without_worker()
     with monkeypatch.context() as patch:

@@ -1,21 +1,24 @@
 """The activity log: actions and refused attempts."""
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest, HttpResponse
+from django.utils.formats import number_format
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from djqueue.dashboard import boards, rights, tables
+from djqueue.core.overview import Finding
+from djqueue.dashboard import boards, problemcards, rendering, rights, tables
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import rows_of
+from djqueue.dashboard.views import savedviews
+from djqueue.dashboard.views.queues import CLEANED
 from djqueue.dashboard.views.workers import worker_rows
-from djqueue.models import AuditEvent
-from djqueue.operations.alerts import BEGAN, OVER
+from djqueue.models import AuditEvent, BulkKind, CronJob, JobState, Revision
+from djqueue.operations.alerts import BEGAN, OVER, object_of
 
 pages = Pages()
 MAX_DETAIL = 200
@@ -23,6 +26,8 @@ MAX_DETAIL = 200
 ACTION_LABELS = {
     "pause": gettext_lazy("Pause queue"),
     "resume": gettext_lazy("Resume queue"),
+    "hold": gettext_lazy("Hold job type"),
+    "release": gettext_lazy("Release job type"),
     "limits": gettext_lazy("Change queue limits"),
     "clean": gettext_lazy("Delete jobs of queue"),
     "pause_key": gettext_lazy("Pause concurrency key"),
@@ -72,9 +77,52 @@ ACTION_LABELS = {
     "undo": gettext_lazy("Undo deletion"),
     "undo_clean": gettext_lazy("Undo deleting jobs of a queue"),
     "enqueue_now": gettext_lazy("Enqueue job"),
+    savedviews.SAVE: gettext_lazy("Save view"),
+    savedviews.SHARE: gettext_lazy("Share view"),
+    savedviews.DELETE: gettext_lazy("Delete view"),
 }
 """Labels of actions, by the name of the page that performs them."""
 FILTERS = ("user", "action", "queue", "job_id")
+DETAIL_LABELS = {
+    "old": gettext_lazy("old"),
+    "new": gettext_lazy("new"),
+    "kind": gettext_lazy("kind"),
+    "name": gettext_lazy("name"),
+    "view": gettext_lazy("name"),
+    "job": gettext_lazy("job"),
+    "jobs": gettext_lazy("jobs"),
+    "queues": gettext_lazy("queues"),
+    "limiter": gettext_lazy("limiter"),
+    "concurrency_key": gettext_lazy("concurrency key"),
+    "error": gettext_lazy("error"),
+    "version": gettext_lazy("version"),
+    "hours": gettext_lazy("hours"),
+    "worker": gettext_lazy("worker"),
+    "tag": gettext_lazy("tag"),
+    "write": gettext_lazy("bulk write"),
+    "state": gettext_lazy("state"),
+    "states": gettext_lazy("states"),
+    "concurrency": gettext_lazy("concurrency"),
+    "rate": gettext_lazy("rate"),
+    "paused": gettext_lazy("paused"),
+    "changed": gettext_lazy("changed"),
+    "refused": gettext_lazy("skipped"),
+    "dead_letters": gettext_lazy("filter"),
+    "what": gettext_lazy("Jobs to delete"),
+    "how": gettext_lazy("outcome"),
+}
+"""Labels of details, in the order in which they are shown. Filters of dead letters have their own."""
+SCHEDULE_FIELDS = {field.name: field.verbose_name for field in CronJob._meta.fields}
+CHOICES: dict[str, dict[Any, Any]] = {
+    "kind": dict(BulkKind.choices),
+    "state": dict(JobState.choices),
+    "states": dict(JobState.choices),
+    "what": CLEANED,
+    "how": dict(Revision.choices),
+}
+"""Labels of values by the name of the detail."""
+KEYS = ("owner", "copy", "key")
+"""Details that only other code reads."""
 
 
 class AuditEntry(NamedTuple):
@@ -82,17 +130,26 @@ class AuditEntry(NamedTuple):
 
     row: AuditEvent
     name: str
-    operation: int | None
-    """Key of the bulk operation that the action started, aborted or undid."""
+    links: list[tuple[str, str]]
+    """Texts and URLs of what the action was about: a bulk operation, a problem or a saved view."""
     detail: list[tuple[str, str]]
     """Names and values of the other details."""
 
 
-def entry(row: AuditEvent) -> AuditEntry:
+def entry(site: DashboardSite, row: AuditEvent) -> AuditEntry:
     """Return a row as a page shows it. An unknown action keeps its name."""
     detail: dict[str, Any] = dict(row.detail)
-    operation = detail.pop("operation", None)
-    return AuditEntry(row, str(ACTION_LABELS.get(row.action, row.action)), operation, _details(detail))
+    links = []
+    if (operation := detail.pop("operation", None)) is not None:
+        text = _("operation %(number)s") % {"number": number_format(operation, force_grouping=True)}
+        links.append((text, site.url("operation", operation)))
+    if row.action in (BEGAN, OVER) and (one := object_of(detail)) is not None:
+        finding = Finding(detail["key"][0], "error", "", "", (one,))
+        links.append((problemcards.sentence_of(finding), problemcards.link_of(site, one)))
+        detail = {}
+    if "query" in detail:
+        links.append((detail.pop("view"), site.url("jobs", **detail.pop("query"))))
+    return AuditEntry(row, str(ACTION_LABELS.get(row.action, row.action)), links, _details(detail))
 
 
 @pages.show("history", "history/", rights.VIEW, gettext_lazy("History"))
@@ -110,7 +167,7 @@ def activity(request: HttpRequest, site: DashboardSite) -> HttpResponse:
     if query.get("action"):
         names.setdefault(query["action"], query["action"])
     context = {
-        "entries": [entry(row) for row in page.rows],
+        "entries": [entry(site, row) for row in page.rows],
         "names": sorted(names.items(), key=lambda item: item[1]),
         "query": query,
         **site.page_links("history", page, **query),
@@ -119,50 +176,41 @@ def activity(request: HttpRequest, site: DashboardSite) -> HttpResponse:
 
 
 def _details(detail: Mapping[str, Any]) -> list[tuple[str, str]]:
-    labels = {
-        "old": _("old"),
-        "new": _("new"),
-        "kind": _("kind"),
-        "name": _("name"),
-        "jobs": _("jobs"),
-        "queues": _("queues"),
-        "error": _("error"),
-        "version": _("version"),
-        "hours": _("hours"),
-        "worker": _("worker"),
-        "tag": _("tag"),
-        "write": _("bulk write"),
-        "states": _("states"),
-    }
     # Not every database keeps the order of keys.
-    names = [name for name in labels if name in detail] + sorted(detail.keys() - labels.keys())
+    names = [name for name in DETAIL_LABELS if name in detail] + sorted(detail.keys() - DETAIL_LABELS.keys())
     details = []
     for name in names:
         value = detail[name]
-        if value in (None, "", [], {}):
+        if value in (None, "", [], {}) or name in KEYS:
             continue
         if name == "jobs":
             value = [job_id for _queue, job_id in value]
-        details.append((labels.get(name, name), Truncator(_text(value)).chars(MAX_DETAIL)))
+        details.append((_label(name), Truncator(_text(value, name)).chars(MAX_DETAIL)))
     return details
 
 
-def _text(value: Any) -> str:
-    """Return a value on one line: the items of a list, the pairs of an object, else JSON."""
-    if isinstance(value, str):
-        return value
+def _label(name: str) -> str:
+    return str(DETAIL_LABELS.get(name) or SCHEDULE_FIELDS.get(name) or rendering.criterion(name))
+
+
+def _text(value: Any, name: str = "") -> str:
+    """Return a value on one line: the items of a list, the pairs of an object, else its word or number."""
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_text(one)}" for name, one in value.items())
+        return ", ".join(f"{_label(key)} {_text(one, key)}" for key, one in value.items())
     if isinstance(value, list):
-        return ", ".join(map(_text, value))
-    return json.dumps(value)
+        return ", ".join(_text(one, name) for one in value)
+    if isinstance(value, bool):
+        return _("yes") if value else _("no")
+    if value is None:
+        return rendering.NOTHING
+    return str(CHOICES.get(name, {}).get(value, value))
 
 
 def _sees(request: HttpRequest, row: AuditEvent) -> bool:
     """Return whether the user may know of every queue, and of the worker, that an event names."""
     worker = row.detail.get("worker")
-    if row.action in (BEGAN, OVER) and not worker and not row.queue:
-        return boards.sees_all(request)
+    if row.action in (BEGAN, OVER, *savedviews.ACTIONS) and not worker:
+        return savedviews.sees(request, row.queue, row.user_pk)
     if worker and worker_rows(request).value.find(worker) is None and not boards.sees_all(request):
         return False
     return rights.sees_each(request, _queues(row))

@@ -16,12 +16,12 @@ from djqueue.core.job import JobRecord
 from djqueue.core.states import State
 from djqueue.dashboard import actions, boards, jobsearch, reading, rendering, rights, subjects
 from djqueue.dashboard.actions import MatchForm, RateForm, act_on_selection, delete_selection
-from djqueue.dashboard.forms import check_hidden, read_state
+from djqueue.dashboard.forms import NameSelect, check_hidden, read_state
 from djqueue.dashboard.jobsearch import JobFilter
 from djqueue.dashboard.outages import is_partial
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of
-from djqueue.dashboard.views import errors
+from djqueue.dashboard.views import errors, savedviews
 from djqueue.dashboard.views.job import OFFERS, Offer
 from djqueue.models import BulkKind, Job, JobState
 from djqueue.operations import bulk
@@ -35,6 +35,8 @@ LONGEST_ERROR = MAX_FINGERPRINTS * (2 * MARK_SIZE + 1)
 """Maximum characters of the fingerprints of an error, with their commas."""
 JOBS_LISTED = 50
 """Jobs per page."""
+NAMED = 12
+"""Queues with most jobs that the page links to."""
 ANY = "any"
 """Any state, if jobs are stored in tables."""
 BUSY = "busy"
@@ -70,9 +72,7 @@ class FilterForm(MatchForm):
 
     def __init__(self, *args: Any, queues: Sequence[str], has_rows: bool, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.fields["queue"].widget = forms.Select(
-            choices=[("", _("all")), *((name, name) for name in queues)]
-        )
+        self.fields["queue"].widget = NameSelect(choices=[("", _("all")), *((name, name) for name in queues)])
         self.fields["name"].widget.attrs["list"] = "djq-names"
         self.fields["id"].widget.attrs["data-djq-filter"] = True
         for name, field in self.fields.items():
@@ -160,7 +160,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "state": word,
         "chosen": chosen,
         "tabs_of_states": _tabs(site, board, wanted, query, bool(with_rows)),
-        "lines": [] if wanted.queue or state is None else _largest_queues(board, state),
+        "lines": [] if wanted.queue or state is None else _largest_queues(board, state)[:NAMED],
         "jobs": listed.jobs,
         "window": listed.window,
         "newest": site.url("jobs", **query, state=word) if listed.newer else "",
@@ -173,6 +173,7 @@ def jobs(request: HttpRequest, site: DashboardSite) -> HttpResponse:
         "is_filtered": bool(query),
         "has_more": any(request.GET.get(name) for name in MatchForm.base_fields if name not in ("id", "tag")),
         "names": registry.names(),
+        "views": savedviews.links(request, site),
         "menus": menus(request, site),
         "bulk_actions": _selected_actions(request, site, listed.jobs),
         "matching_actions": _matching_actions(request, site, wanted, query, listed.jobs),
@@ -258,7 +259,7 @@ def menus(request: HttpRequest, site: DashboardSite) -> Mapping[str, Sequence[Of
     """Return the actions that the user may perform on a job, by state."""
     return {
         state.value: [
-            Offer(action.name, label, legal=True, kind=kind)
+            Offer(action.name, str(label), legal=True, kind=kind)
             for action, label, kind in OFFERS
             if state in action.states and site.may_open(request, action.name)
         ]

@@ -14,6 +14,7 @@ from djqueue.conf import Settings, get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.messages import HiddenOptions, without_credentials
 from djqueue.core.overview import OK, WARN, DiagnosticLine
+from djqueue.core.policies import Rate
 from djqueue.core.units import to_milliseconds
 from djqueue.dashboard import boards, diagnostics, problems, redaction, rendering, rights
 from djqueue.dashboard.reading import read_cache
@@ -156,6 +157,8 @@ def _shown(name: str, value: Any) -> str:
 
 def _changed(value: Any) -> str:
     """Return the fields of a policy that differ from their defaults."""
+    if isinstance(value, Rate):
+        return rendering.rate_text(value) or ""
     if not is_dataclass(value) and not hasattr(value, "_asdict"):
         return without_credentials(str(value))
     names = value._fields if hasattr(value, "_asdict") else [one.name for one in fields(value)]

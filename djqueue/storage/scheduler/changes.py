@@ -26,6 +26,7 @@ from djqueue.storage.tables.rows import (
     bucket_row,
     bucket_values,
     group_row,
+    pack_holds,
     raw_values,
 )
 
@@ -295,7 +296,8 @@ class UnwrittenChanges:
             settings = settings_of(queue)
             rate, concurrency = settings.limits or (None, None)
             pair = (None, None) if rate is None else (rate.capacity, rate.per)
-            queues.append((name, settings.paused, *pair, concurrency, settings.limits is not None))
+            limits = *pair, concurrency, pack_holds(settings.holds), settings.limits is not None
+            queues.append((name, settings.paused, *limits))
             for group, limit in {"": NO_LIMIT, **settings.key_limits}.items():
                 mode = "" if group else settings.key_mode
                 if (row := group_row(name, group, limit, mode)) is not None:

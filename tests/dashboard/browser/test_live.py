@@ -86,6 +86,20 @@ def test_every_column_of_queues_fits_beside_the_sidebar(open_page: Any) -> None:
     assert live.evaluate("(live) => live.scrollWidth - live.clientWidth") <= 0
 
 
+def test_long_list_on_a_phone_has_ten_short_cards_until_all_are_asked_for(open_page: Any) -> None:
+    Queue("emails").enqueue_many([{"order": number, "text": "x" * 200} for number in range(60)], name="send")
+    page = ready(open_page(address(BY_NAME["jobs"], state="waiting"), width=390))
+    rows = page.locator("tr[data-djq-row]:visible")
+    expect(rows).to_have_count(10)
+    assert page.evaluate("document.documentElement.scrollHeight") <= 2_500
+    assert rows.evaluate_all("(rows) => Math.max(...rows.map((row) => row.clientHeight))") <= 80
+
+    page.get_by_label("Show all 50 rows").check()
+    expect(rows).to_have_count(50)
+    look(page)
+    expect(rows).to_have_count(50)
+
+
 def look(page: Page) -> Any:
     """Refresh the page, as its timer would, and return the response."""
     with page.expect_response(lambda answer: "hx-request" in answer.request.headers) as found:

@@ -1,6 +1,6 @@
 """Flows: graphs of jobs, checked before anything is stored and enqueued in one step."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -17,7 +17,8 @@ from djqueue.storage.base import Storage
 from . import envelope
 from .sending import JOBS_PER_CALL, asend_together, send_together
 from .steps import apart
-from .transactions import When
+from .storages import get_storage
+from .transactions import When, of_storage
 
 FOLLOWERS = 20
 """Dependents that a job of a flow stores: the rest of the flow can be found from any of them."""
@@ -36,7 +37,7 @@ class Node:
         name: str,
         value: Any,
         job_id: str | None,
-        storage: Callable[[], Storage],
+        storage: Storage | None = None,
     ) -> None:
         assert options.queue is not None
         self.options = options
@@ -48,11 +49,17 @@ class Node:
         self.label: str | None = None
         """Its name in the flow."""
         self.value = value
-        self.storage = storage
+        self.own_storage = storage
+        """The storage of its queue; None for the configured one."""
         self.is_fresh = job_id is None
         """True until the node is enqueued, if its id was generated and so is unique."""
         self.waits_for: list[Node | str | EnqueueResult | JobKey] = []
         """The arguments of `after`; for a flow, its last nodes."""
+
+    @property
+    def storage(self) -> Storage:
+        """The storage of the job."""
+        return get_storage() if self.own_storage is None else self.own_storage
 
     def __repr__(self) -> str:
         return f"<node {self}>"
@@ -243,7 +250,8 @@ class _Plan:
 
     def result(self, answers: Sequence[EnqueueResult]) -> FlowResult:
         """Return the storage's answers by node."""
-        return FlowResult(dict(zip(self._order, answers, strict=True)))
+        own = next((node.own_storage for node in self._order if node.own_storage is not None), None)
+        return FlowResult(dict(zip(self._order, of_storage(answers, own), strict=True)))
 
     def _add(self, options: EnqueueOptions, name: str, nodes: list[Node]) -> None:
         values, ids = [node.value for node in nodes], [node.id for node in nodes]
@@ -322,9 +330,9 @@ def _check_distinct(nodes: Sequence[Node]) -> None:
 
 
 def _storage_of(nodes: Sequence[Node]) -> Storage:
-    storage = nodes[0].storage()
+    storage = nodes[0].storage
     for node in nodes:
-        if node.storage() is not storage:
+        if node.storage is not storage:
             raise OptionError(
                 f"flow: {nodes[0]} and {node} use different storages; all jobs of a workflow must use the "
                 "same one"

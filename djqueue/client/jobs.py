@@ -40,7 +40,7 @@ from . import declarations, envelope, hints, results
 from .arguments import Arguments, check_calls, read_arguments, split_calls
 from .declarations import BatchRule, Registry, check_importable, declared, parse_batch, split_options
 from .flows import Node
-from .results import DEFAULT_WAIT
+from .results import DEFAULT_WAIT, storage_of
 from .sending import asend, asend_one, checked_first, chunks, send, send_one
 from .steps import apart
 from .storages import get_storage
@@ -210,8 +210,9 @@ class JobType(Generic[P, R]):
 
     async def aenqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
         """Async version of `enqueue_many`."""
-        batches = await apart(self.options.job.content_type, self._many, calls)
-        return await asend(self._storage(), batches, self.options.enqueue_on_commit)
+        content_type = self.options.job.content_type
+        batches = await apart(content_type, self._many, calls)
+        return await asend(self._storage(), batches, self.options.enqueue_on_commit, content_type)
 
     def enqueue_and_wait(self, /, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
         """Enqueue one job, wait for it, and return its result: see `djqueue.client.results`.
@@ -257,20 +258,20 @@ class JobType(Generic[P, R]):
     ) -> Generator[Any, None, Any]:
         """Yield the items of an enqueued job, from its first, as `enqueue_and_stream` does."""
         result = enqueued(result)
-        return Streaming(get_storage(), wait, on_restart).of(result.queue, result.id)
+        return Streaming(storage_of(result), wait, on_restart).of(result.queue, result.id)
 
     def astream(
         self, result: EnqueueResult, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
     ) -> AsyncIterator[Any]:
         """Async version of `stream`."""
         result = enqueued(result)
-        return Streaming(get_storage(), wait, on_restart).aof(result.queue, result.id)
+        return Streaming(storage_of(result), wait, on_restart).aof(result.queue, result.id)
 
     def node(self, /, *args: P.args, **kwargs: P.kwargs) -> Node:
         """Return a node of a flow with these arguments: see `djqueue.flow`."""
         if self.arguments is not None:
             self.arguments.check(self.name, args, kwargs)
-        return Node(self.options, self.name, _value(args, kwargs), self._id, get_storage)
+        return Node(self.options, self.name, _value(args, kwargs), self._id)
 
     def schedule(
         self, name: str, *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **when: Any

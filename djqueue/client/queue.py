@@ -20,7 +20,7 @@ from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.job import Batch, CancelResult, DeadLetterRecord, EnqueueResult, Event
 from djqueue.core.messages import shown
 from djqueue.core.options import PARSERS, EnqueueOptions, check_text, merge_given
-from djqueue.core.policies import KeyLimit, KeyLimitChanges
+from djqueue.core.policies import Hold, KeyLimit, KeyLimitChanges
 from djqueue.core.states import PENDING, State
 from djqueue.core.suggest import explain_queue_attribute, nearest, nearest_event
 from djqueue.core.units import instant, milliseconds
@@ -163,7 +163,7 @@ class Queue:
     ) -> list[EnqueueResult]:
         """Async version of `enqueue_many`."""
         batches, on_commit = await self._apart(options, self._many, payloads, ids, name, options)
-        return self._results(await asend(self.storage, batches, on_commit))
+        return self._results(await asend(self.storage, batches, on_commit, self._content_type(options)))
 
     def enqueue_and_wait(
         self,
@@ -237,7 +237,7 @@ class Queue:
     ) -> Node:
         """Return a node of a flow, with the arguments of `enqueue`: see `djqueue.flow`."""
         batch_options = self._options(options)
-        return Node(batch_options, self._job_name(name, [payload]), payload, id, lambda: self.storage)
+        return Node(batch_options, self._job_name(name, [payload]), payload, id, self._storage)
 
     # Single jobs.
 
@@ -460,6 +460,38 @@ class Queue:
 
     ais_paused = asynchronous(is_paused)
 
+    def hold(self, name: str, *, until: datetime | None = None, reason: str = "") -> None:
+        """Hold the jobs of one name: none of them starts until `release`, and active jobs continue.
+
+        Jobs of other names go on. Another hold on the name replaces the first one.
+
+        Args:
+            name: Name of the job type.
+            until: When the hold ends by itself, an aware datetime.
+            reason: Text for those who see the hold, up to 255 characters.
+
+        Raises OptionError.
+        """
+        at = None if until is None else instant("until", until)
+        if at is not None and at <= SYSTEM_CLOCK.now():
+            raise OptionError(f"until: must be in the future; got {shown(until)}")
+        text = reason and check_text("reason", reason)
+        self.storage.queues.hold(self.name, check_name(self.name, name), at, text)
+
+    ahold = asynchronous(hold)
+
+    def release(self, name: str) -> bool:
+        """End a hold; return False if there was none."""
+        return self.storage.queues.release(self.name, check_name(self.name, name))
+
+    arelease = asynchronous(release)
+
+    def holds(self) -> list[Hold]:
+        """Return the holds of the queue, each with `name`, `since`, `until` and `reason`."""
+        return list(self.storage.reads.overview([self.name]).queues[0].holds)
+
+    aholds = asynchronous(holds)
+
     def set_limits(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
         """Set the queue's limits for all workers, immediately; None removes a limit.
 
@@ -616,8 +648,11 @@ class Queue:
         self, options: Mapping[str, Any], make: Callable[..., T], *args: Any
     ) -> Coroutine[Any, Any, T]:
         """Return a call that encodes payloads: see `djqueue.client.steps.apart`."""
-        given = options.get("content_type") or self._defaults.get("content_type") or get_settings().codec
-        return apart(str(given), make, *args)
+        return apart(self._content_type(options), make, *args)
+
+    def _content_type(self, options: Mapping[str, Any]) -> str:
+        given = options.get("content_type") or self._defaults.get("content_type")
+        return str(given or get_settings().codec)
 
     def _results(self, answers: list[EnqueueResult]) -> list[EnqueueResult]:
         """Return results that read from this queue's own storage, if it has one."""

@@ -280,17 +280,17 @@ class StorageResultReader(ResultReader):
 
     def wait(self, result: EnqueueResult, timeout: float | timedelta) -> Any:
         result = enqueued(result)
-        return wait_for(_storage(result), result, timeout)
+        return wait_for(storage_of(result), result, timeout)
 
     async def await_(self, result: EnqueueResult, timeout: float | timedelta) -> Any:
         result = await aenqueued(result)
-        return await await_for(_storage(result), result, timeout)
+        return await await_for(storage_of(result), result, timeout)
 
     def refresh(self, result: EnqueueResult) -> EnqueueResult:
         if is_uncommitted(result):
             return result
         result = enqueued(result)
-        storage = _storage(result)
+        storage = storage_of(result)
         record = storage.reads.jobs(result.queue, [result.id])[0]
         if (
             record is None
@@ -303,7 +303,7 @@ class StorageResultReader(ResultReader):
         if await ais_uncommitted(result):
             return result
         result = await aenqueued(result)
-        storage = _storage(result)
+        storage = storage_of(result)
         record = (await storage.reads.ajobs(result.queue, [result.id]))[0]
         if (
             record is None
@@ -314,14 +314,15 @@ class StorageResultReader(ResultReader):
 
     def job(self, result: EnqueueResult) -> JobInfo | None:
         result = _answer(result)
-        return _info(_storage(result).reads.jobs(result.queue, [result.id])[0])
+        return _info(storage_of(result).reads.jobs(result.queue, [result.id])[0])
 
     async def ajob(self, result: EnqueueResult) -> JobInfo | None:
         result = _answer(result)
-        return _info((await _storage(result).reads.ajobs(result.queue, [result.id]))[0])
+        return _info((await storage_of(result).reads.ajobs(result.queue, [result.id]))[0])
 
 
-def _storage(result: EnqueueResult) -> Storage:
+def storage_of(result: EnqueueResult) -> Storage:
+    """Return the storage of an enqueued job."""
     return result.storage if isinstance(result, StoredResult) else get_storage()
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from asgiref.sync import sync_to_async
 
-from djqueue.codecs import decode
+from djqueue.codecs import MSGPACK, decode
 from djqueue.conf import get_settings
 from djqueue.core.job import Batch, EnqueueResult, JobRecord
 from djqueue.core.options import JobOptions
@@ -88,15 +88,22 @@ def _each(storage: Storage, batches: Iterable[Batch]) -> Iterator[tuple[Batch, l
         yield batch, answers
 
 
-async def asend(storage: Storage, batches: Iterable[Batch], when: When = False) -> list[EnqueueResult]:
-    """Async version of `send`."""
+async def asend(
+    storage: Storage, batches: Iterable[Batch], when: When = False, content_type: str = MSGPACK
+) -> list[EnqueueResult]:
+    """Async version of `send`.
+
+    Args:
+        content_type: That of the payloads, which an iterator encodes.
+    """
     if when and (alias := await aopen_alias(storage, when)) is not None:
-        batches = list(batches)
-        if (deferred := await sync_to_async(defer)(storage, batches, alias, send)) is not None:
+        made: list[Batch] = await apart(content_type, list, batches)
+        if (deferred := await sync_to_async(defer)(storage, made, alias, send)) is not None:
             return deferred
+        batches = made
     results: list[EnqueueResult] = []
     try:
-        async for batch, answers in _aeach(storage, batches):
+        async for batch, answers in _aeach(storage, batches, content_type):
             results += await _awith_decoded(storage, batch, answers)
     except Exception as error:
         _add_note(error, results)
@@ -105,7 +112,7 @@ async def asend(storage: Storage, batches: Iterable[Batch], when: When = False) 
 
 
 async def _aeach(
-    storage: Storage, batches: Iterable[Batch]
+    storage: Storage, batches: Iterable[Batch], content_type: str
 ) -> AsyncIterator[tuple[Batch, list[EnqueueResult]]]:
     """Enqueue batches, and yield each with its results."""
     if isinstance(batches, list):
@@ -113,7 +120,7 @@ async def _aeach(
             yield batch, await aenqueue(storage, batch)
         return
     source = iter(batches)
-    batch = next(source, None)
+    batch = await apart(content_type, next, source, None)
     while batch is not None:
         following, failure = None, None
         # The next batch is made while this one is in flight, which it is after one turn of the loop.
@@ -121,7 +128,7 @@ async def _aeach(
         try:
             await asyncio.sleep(0)
             try:
-                following = next(source, None)
+                following = await apart(content_type, next, source, None)
             except Exception as error:
                 failure = error
             answers = await sending

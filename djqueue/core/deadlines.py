@@ -64,20 +64,6 @@ def remaining(limit: float) -> float:
     return min(limit, max(0, deadline.left()) / 1_000)
 
 
-class Alone:
-    """Permission to block the event loop for a moment, since nothing else runs on it."""
-
-    __slots__ = ("has_blocked",)
-
-    def __init__(self) -> None:
-        self.has_blocked = False
-        """Whether a call has used it instead of letting the loop go on."""
-
-
-alone: ContextVar[Alone | None] = ContextVar("djqueue_alone", default=None)
-"""The permission of the current call; None without one."""
-
-
 class GrowingPause:
     """The pause before the next try, which doubles with each failure.
 

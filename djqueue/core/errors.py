@@ -12,6 +12,7 @@
     │   └── PayloadTooLargeError
     ├── StorageError                    the storage refused or failed
     │   ├── StorageUnavailableError     ... because it cannot be reached
+    │   ├── JobNotStoredError           ... because its database refuses the rows of a job
     │   ├── SchedulerRunningError       ... because another process is the scheduler
     │   ├── SnapshotTargetError         ... because a snapshot cannot be written to it now
     │   ├── RestoreInProgressError      ... because a snapshot is being written to it
@@ -41,6 +42,7 @@ A class's docstring is its message; a subclass without a docstring has its base'
 stored rows and with what goes over sockets.
 """
 
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -125,6 +127,17 @@ class StorageUnavailableError(StorageError):
     code = "storage_unavailable"
     remedy = ""
     """Last sentence of the message, which says what to do, if it is known."""
+
+
+class JobNotStoredError(StorageError):
+    """The database refuses the rows of a job, which is only in the scheduler's memory."""
+
+    code = "job_not_stored"
+
+    def __init__(self, message: str | None = None, places: Collection[int] = ()) -> None:
+        super().__init__(message)
+        self.places = places
+        """Positions of the jobs among those of the call, for a caller in the scheduler's process."""
 
 
 class SchedulerRunningError(StorageError):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .messages import gettext_noop
+from .policies import Hold
 from .states import PENDING, State
 from .workers import WorkerInfo
 
@@ -61,6 +62,12 @@ VERDICTS = (
         "the concurrency key is paused",
         ("concurrency_key",),
         gettext_noop("Concurrency key %(concurrency_key)s is paused."),
+    ),
+    Verdict(
+        "held",
+        "the queue holds the jobs of this name",
+        ("until", "reason"),
+        gettext_noop("Jobs named %(name)s are held in this queue. None of them starts until the hold ends."),
     ),
     Verdict("delayed", "the job is not due yet", ("until",), gettext_noop("The job is scheduled for later.")),
     Verdict(
@@ -143,12 +150,13 @@ VERDICTS = (
 """Verdicts in the order in which they are checked: those that need an action come before those that pass by
 themselves.
 
-First the pauses of queue and concurrency key; then what the job itself waits for; whether a worker can run
-it; limits, of the concurrency key before the queue before the shared limiter; its turn.
+First the pauses of queue and concurrency key, and holds; then what the job itself waits for; whether a worker
+can run it; limits, of the concurrency key before the queue before the shared limiter; its turn.
 """
 
 BY_WORD = {verdict.word: verdict for verdict in VERDICTS}
 OTHERS_AHEAD = gettext_noop("Other jobs are ahead.")
+REASON = gettext_noop("Reason: %(reason)s")
 
 
 class Facts(NamedTuple):
@@ -163,6 +171,8 @@ class Facts(NamedTuple):
     run_at: int
     paused: bool = False
     """True if the queue is paused."""
+    hold: Hold | None = None
+    """Hold of its queue on the jobs of its name."""
     worker: str = ""
     """Worker that runs it, or ran it last."""
     lease_until: int | None = None
@@ -232,6 +242,8 @@ class Explanation(NamedTuple):
     """Number of jobs before it; 10,000 stands for that many or more."""
     limiter: str | None = None
     """Limiter that several queues share."""
+    reason: str = ""
+    """Reason given for the hold."""
 
 
 def sentence(explanation: Explanation, translate: Callable[[str], str] = str) -> str:
@@ -243,7 +255,8 @@ def sentence(explanation: Explanation, translate: Callable[[str], str] = str) ->
     text = "" if verdict is None else verdict.sentence
     if explanation.verdict == "waiting_turn" and explanation.before:
         text = OTHERS_AHEAD
-    return text and translate(text) % explanation._asdict()
+    texts = (text, REASON) if text and explanation.reason else (text,)
+    return " ".join(text and translate(text) % explanation._asdict() for text in texts)
 
 
 def decide(facts: Facts, workers: Sequence[WorkerInfo]) -> Explanation:
@@ -266,6 +279,8 @@ def _judge(facts: Facts, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, 
         return "paused", {}
     if facts.key_paused:
         return "key_paused", {"concurrency_key": facts.concurrency_key}
+    if facts.hold is not None:
+        return "held", {"until": facts.hold.until, "reason": facts.hold.reason}
     if facts.state is State.DELAYED and facts.run_at > facts.at:
         return "delayed", {"until": facts.run_at}
     if facts.state is State.BLOCKED:

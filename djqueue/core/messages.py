@@ -30,7 +30,19 @@ def shown(value: Any) -> str:
 
 def in_one_line(error: object) -> str:
     """Return the text of an error in one line."""
+    if isinstance(error, Exception):
+        hide_row(error)
     return " ".join(str(error).split())
+
+
+def hide_row(error: BaseException) -> None:
+    """Remove what PostgreSQL adds to the message of an error: the row, for example, with a job's payload."""
+    driver_error = error.__cause__ or error
+    about = getattr(driver_error, "diag", None)
+    # Of a deadlock, these are the processes.
+    if about is not None and about.message_primary and not about.sqlstate.startswith("40"):
+        text = " ".join(filter(None, (about.message_primary, about.message_hint)))
+        error.args = driver_error.args = (text,)
 
 
 CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)\S*@")

@@ -226,12 +226,13 @@ def check_text(name: str, value: Any) -> str:
     if not 1 <= len(value) <= MAX_NAME:
         raise OptionError(f"{name}: must have 1 to {MAX_NAME} characters; got {len(value)}")
     try:
-        value.encode()
+        encoded = value.encode()
     except UnicodeEncodeError:
         raise OptionError(f"{name}: {shown(value)} is not valid Unicode") from None
     if "\0" in value:
         raise OptionError(f"{name}: must not contain the NUL character")
-    return value
+    # A lazy object of Django claims to be a string, but cannot be stored.
+    return value if type(value) is str else encoded.decode()
 
 
 Parser = Callable[[str, Any], Any]

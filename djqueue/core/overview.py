@@ -3,7 +3,7 @@
 from typing import Literal, NamedTuple
 
 from .messages import gettext_noop as _
-from .policies import KeyLimit, Rate
+from .policies import Hold, KeyLimit, Rate
 from .states import State
 
 
@@ -62,6 +62,13 @@ class QueueOverview(NamedTuple):
     names: dict[str, int]
     """Number of claimable jobs by job name."""
     totals: Totals
+    holds: tuple[Hold, ...] = ()
+    """Holds, by job name."""
+
+    @property
+    def held(self) -> int:
+        """Number of claimable jobs that a hold keeps from starting."""
+        return sum(self.names.get(hold.name, 0) for hold in self.holds)
 
 
 class Overview(NamedTuple):

@@ -2,7 +2,7 @@
 way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
@@ -61,6 +61,27 @@ class KeyLimit(NamedTuple):
 
 
 NO_LIMIT = KeyLimit()
+
+
+class Hold(NamedTuple):
+    """A hold on the jobs of one name: the queue starts none of them until it ends."""
+
+    name: str
+    since: int
+    """UTC milliseconds, like `until`."""
+    until: int | None = None
+    """When it ends by itself; None: when it is released."""
+    reason: str = ""
+
+
+def standing(holds: Iterable[Hold], now: int) -> tuple[Hold, ...]:
+    """Return the holds that have not ended."""
+    return tuple(hold for hold in holds if hold.until is None or hold.until > now)
+
+
+def hold_on(name: str, holds: Iterable[Hold], now: int) -> Hold | None:
+    """Return the hold on a name; None if there is none, or it has ended."""
+    return next((hold for hold in standing(holds, now) if hold.name == name), None)
 
 
 class KeyLimitChanges(TypedDict, total=False):

@@ -23,7 +23,7 @@ from djqueue.dashboard import audit, reading, rendering, rights, tables
 from djqueue.dashboard.forms import DateTimeInput, TimeField
 from djqueue.dashboard.site import CONVERTER, Crumb, DashboardSite
 from djqueue.dashboard.tables import alias_of, rows_of
-from djqueue.models import BulkKind, BulkOperation, BulkState
+from djqueue.models import BulkKind, BulkOperation, BulkState, JobState
 from djqueue.operations import bulk
 from djqueue.storage.actions import CANCEL, PROMOTE, RETRY, Action
 
@@ -39,24 +39,18 @@ DONE = {
 }
 """Messages with the number of jobs, by successful answer."""
 REFUSALS = {
-    "waiting": gettext_lazy("%d waiting"),
-    "delayed": gettext_lazy("%d delayed"),
-    "blocked": gettext_lazy("%d blocked"),
-    "active": gettext_lazy("%d active"),
-    "completed": gettext_lazy("%d completed"),
-    "failed": gettext_lazy("%d failed"),
-    "cancelled": gettext_lazy("%d cancelled"),
-    "not_found": gettext_lazy("%d not found"),
-    "changed": gettext_lazy("%d changed since"),
-    "arrived": gettext_lazy("%d enqueued later"),
-    "not_failed": gettext_lazy("%d no longer failed"),
-    "not_delayed": gettext_lazy("%d no longer delayed"),
-    "not_removed": gettext_lazy("%d active or not found"),
-    "unique_key_taken": gettext_lazy("%d with a unique key in use"),
-    "rejected": gettext_lazy("%d with rejected arguments"),
-    "dependency_gone": gettext_lazy("%d with a cancelled or removed dependency"),
+    "not_found": gettext_lazy("not found"),
+    "changed": gettext_lazy("changed since"),
+    "arrived": gettext_lazy("enqueued later"),
+    "not_failed": gettext_lazy("no longer failed"),
+    "not_delayed": gettext_lazy("no longer delayed"),
+    "not_removed": gettext_lazy("active or not found"),
+    "unique_key_taken": gettext_lazy("unique key in use"),
+    "rejected": gettext_lazy("rejected arguments"),
+    "dependency_gone": gettext_lazy("cancelled or removed dependency"),
+    **{state.value: state.label for state in JobState},
 }
-"""Reasons with the number of jobs, by unsuccessful answer."""
+"""Reasons why a job was skipped, by unsuccessful answer; an answer may be the job's state."""
 UNDO_TAG = re.compile(r"djq-(undo|undo_clean)-(\d+)\Z")
 """A tag of a message: the page that undoes the deletion, and the key of the operation."""
 MAX_OPEN = 100
@@ -192,13 +186,13 @@ def stored_match(stored: Mapping[str, Any]) -> list[tuple[Any, Any]]:
 
 
 def refusals(counts: Mapping[str, int]) -> list[str]:
-    """Return why jobs were skipped: a phrase with the number of jobs for each answer."""
-    return [str(REFUSALS.get(answer, f"%d {answer}")) % count for answer, count in counts.items()]
+    """Return why jobs were skipped: a reason with the number of jobs for each answer."""
+    return [f"{refusal(answer)} ({count})" for answer, count in counts.items()]
 
 
 def refusal(answer: str) -> str:
     """Return why one job was skipped."""
-    return str(REFUSALS.get(answer, answer)).replace("%d ", "")
+    return str(REFUSALS.get(answer, answer))
 
 
 def pending_deletions(request: HttpRequest) -> PendingDeletions:

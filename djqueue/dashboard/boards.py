@@ -36,7 +36,7 @@ WINDOWS = 3
 MAX_SAMPLES = 64
 """Maximum samples kept per queue."""
 EMPTY, ESTIMATING, DRAINING, STEADY, NEVER = "empty", "estimating", "draining", "steady", "never"
-PAUSED, NO_WORKER = "paused", "no_worker"
+PAUSED, HELD, NO_WORKER = "paused", "held", "no_worker"
 CHART_MINUTES = 60
 """Minutes in a queue's small charts."""
 RATE_MINUTES = 5
@@ -108,8 +108,8 @@ class QueueRow(NamedTuple):
 
     @property
     def is_late(self) -> bool:
-        """Whether the oldest waiting job has waited longer than the objective."""
-        return self.objective is not None and self.age > self.objective
+        """Whether the oldest waiting job has waited longer than the objective; False if it may be held."""
+        return self.objective is not None and self.age > self.objective and not self.row.held
 
     @property
     def whole(self) -> tuple[Bucket, ...]:
@@ -148,6 +148,8 @@ class QueueRow(NamedTuple):
             return Drain(EMPTY)
         if self.row.paused:
             return Drain(PAUSED)
+        if self.row.held >= self.waiting:
+            return Drain(HELD)
         if not self.workers:
             return Drain(NO_WORKER)
         shrinking = self.leaving - self.arriving
@@ -167,7 +169,7 @@ class Drain(NamedTuple):
     """When a queue drains, as a range of estimates."""
 
     kind: str
-    """Kind of `Forecast` | paused | no_worker"""
+    """Kind of `Forecast` | paused | held (all waiting jobs are) | no_worker"""
     soonest: float = 0.0
     """Milliseconds, as for `latest`."""
     latest: float = 0.0
@@ -291,7 +293,10 @@ def changes_at(request: HttpRequest, board: Board) -> None:
             reading.expire_at(request, board.at + FRESH_TIME)  # the estimate changes with time
         if line.row.rate is not None and (line.row.tokens or 0) < line.row.rate.capacity:
             reading.expire_at(request, board.at + FRESH_TIME)
-        if line.objective is not None and line.row.oldest_at is not None:
+        for hold in line.row.holds:
+            if hold.until is not None:
+                reading.expire_at(request, hold.until)
+        if line.objective is not None and line.row.oldest_at is not None and not line.row.held:
             # A late job's age is shown, and grows.
             late_at = line.row.oldest_at + line.objective
             reading.expire_at(request, board.at + FRESH_TIME if line.is_late else late_at)

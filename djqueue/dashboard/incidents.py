@@ -27,7 +27,7 @@ from djqueue.operations.problems import failing
 logger = Log("djqueue.dashboard")
 FRESH = 5_000
 """Milliseconds before the activity is read again."""
-CHANGES = ("pause", "resume", "limits", "limiter", "pause_key", "resume_key", "key_limits")
+CHANGES = ("pause", "resume", "hold", "release", "limits", "limiter", "pause_key", "resume_key", "key_limits")
 """Actions on queues that change what starts."""
 NEWEST = 500
 """Newest rows of the activity that are searched."""
@@ -168,7 +168,7 @@ def strip(
                     "",
                     f"{ACTION_LABELS[action]}: {queue} ({user})",
                     site.url("queue", queue) if queue else site.url("history"),
-                    "resume" if action in ("resume", "resume_key") else "pause",
+                    "resume" if action in ("resume", "resume_key", "release") else "pause",
                 )
                 for at, action, queue, user in known
                 if at >= start

@@ -118,6 +118,14 @@ SENTENCES = {
             "count",
         ),
     ),
+    "problem.held": (
+        gettext_lazy("Jobs named %(name)s are held in queue %(queue)s."),
+        ngettext_lazy(
+            "%(count)d job type with jobs is held.",
+            "%(count)d job types with jobs are held.",
+            "count",
+        ),
+    ),
     "problem.versions": (
         gettext_lazy("Worker %(worker)s runs an older version of the project."),
         ngettext_lazy(
@@ -301,6 +309,7 @@ def _item(
         offer("errors_preview", _("Retry…"), **query, kind=BulkKind.RETRY)
         offer("jobs", _("Show jobs"), queue=one.queue, error=one.error, state=State.FAILED.value)
         offer("error_resolve", _("Resolve"), one.queue, key)
+        offer("hold", _("Hold job type"), one.queue, one.name)
         note = ngettext(
             "%(count)s failed attempt in %(queue)s", "%(count)s failed attempts in %(queue)s", count
         )
@@ -310,6 +319,11 @@ def _item(
         offer("all_cancel", _("Cancel jobs…"), **query)
         note = ngettext("%(count)s job waiting in %(queue)s", "%(count)s jobs waiting in %(queue)s", count)
         return ProblemItem(one.name, site.url("jobs", **query), note % values, one.since, tuple(offers))
+    if problem == "problem.held":
+        offer("release", _("Release"), one.queue, one.name)
+        note = ngettext("%(count)s job waiting in %(queue)s", "%(count)s jobs waiting in %(queue)s", count)
+        note = ": ".join(filter(None, (note % values, one.text)))
+        return ProblemItem(one.name, site.url("job_type", one.name), note, one.since, tuple(offers))
     since = one.since
     note = ngettext("%(count)s job waiting", "%(count)s jobs waiting", count) % values
     if problem == "problem.paused":

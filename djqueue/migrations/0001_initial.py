@@ -99,6 +99,7 @@ class Migration(migrations.Migration):
                 ('rate_per', models.BigIntegerField(blank=True, null=True, verbose_name='period in milliseconds')),
                 ('concurrency', models.IntegerField(blank=True, null=True, verbose_name='maximum active jobs')),
                 ('limits_set', models.BooleanField(db_default=False, default=False)),
+                ('holds', models.TextField(blank=True, db_default='', default='', editable=False)),
                 ('counted_to', models.BigIntegerField(db_default=0, default=0)),
                 ('counted_at', models.BigIntegerField(db_default=0, default=0)),
             ],

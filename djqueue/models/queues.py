@@ -7,7 +7,7 @@ from djqueue.fields import NAME_LENGTH, MillisecondsField
 
 
 class QueueState(models.Model):
-    """Pause and limits of a queue that were set at run time."""
+    """Pause, limits and holds of a queue that were set at run time."""
 
     name = models.CharField(_("name"), max_length=NAME_LENGTH, unique=True)
     paused = models.BooleanField(_("paused"), default=False)
@@ -15,6 +15,8 @@ class QueueState(models.Model):
     rate_per = models.BigIntegerField(_("period in milliseconds"), null=True, blank=True)
     concurrency = models.IntegerField(_("maximum active jobs"), null=True, blank=True)
     limits_set = models.BooleanField(default=False, db_default=False)
+    # [name, since, until, reason] of each, as JSON; empty if there are none.
+    holds = models.TextField(default="", db_default="", blank=True, editable=False)
     # Position and end of the search for ended jobs that the bounds of the queue do not count yet.
     counted_to = models.BigIntegerField(default=0, db_default=0)
     counted_at = models.BigIntegerField(default=0, db_default=0)

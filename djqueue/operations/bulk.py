@@ -17,7 +17,7 @@ from django.db.models import Q, QuerySet
 from djqueue.client.deadletters import DeadLetterFilter, read_filter
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadlines import remaining
-from djqueue.core.errors import OptionError
+from djqueue.core.errors import JobNotStoredError, OptionError
 from djqueue.core.job import JobRecord
 from djqueue.core.logs import Log
 from djqueue.core.states import State
@@ -308,8 +308,11 @@ class Bulk:
         part = _part(self._storage, row.kind, selection, row.place, before, limit)
         if selection.ids and row.kind in DELETIONS:
             return Counter(self._remove(part, selection, before)), part.next
-        call = ACTIONS[row.kind].call
-        return Counter(call(self._storage, part.queue, part.ids) if part.ids else ()), part.next
+        try:
+            outcomes = ACTIONS[row.kind].call(self._storage, part.queue, part.ids) if part.ids else []
+        except JobNotStoredError:
+            outcomes = ["not_stored"] * len(part.ids)
+        return Counter(outcomes), part.next
 
     def _remove(self, part: BulkPart, selection: Selection, before: int) -> list[str]:
         """Remove jobs by id, and return the outcomes; jobs that came later or were retried are skipped."""

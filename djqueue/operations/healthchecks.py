@@ -75,8 +75,12 @@ class HealthFacts(NamedTuple):
         return [queue for queue in self.overview.queues if self.is_overdue(queue)]
 
     def is_overdue(self, queue: QueueOverview) -> bool:
-        """Return whether a queue is not paused and has had a job due for longer than the bound."""
+        """Return whether a queue is not paused, does not hold all its jobs, and has had a job due for longer
+        than the bound.
+        """
         due = [at for at in _times(queue) if at <= self.at]
+        if queue.held and queue.held >= sum(queue.names.values()):
+            return False
         return bool(due) and not queue.paused and self.waited(queue) >= self.bounds.max_wait
 
     def waited(self, queue: QueueOverview) -> int:

@@ -23,7 +23,7 @@ from djqueue.core.threads import beside
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock
 from djqueue.storage.tables.leaderlease import MIRROR, LeaderLease, LeaderLeaseLostError
-from djqueue.storage.tables.rows import Row
+from djqueue.storage.tables.rows import Row, pack_holds
 
 from .mirrortables import UNFINISHED, MirroredRows, Tables
 from .throttle import BusyPause, CopyThrottle
@@ -262,9 +262,9 @@ class Mirror:
     def _note_controls(self, queue: str, controls: "Controls") -> None:
         rate = controls.rate
         capacity, per = (rate.capacity, rate.per) if rate is not None else (None, None)
-        row = (queue, controls.paused, capacity, per, controls.concurrency)
+        row = (queue, controls.paused, capacity, per, controls.concurrency, pack_holds(controls.holds))
         known = self._controls.get(queue)
-        if row != known and (known is not None or controls.paused or controls.limited):
+        if row != known and (known is not None or controls.paused or controls.limited or controls.holds):
             self.tables.write_controls(queue, row)
             self._controls[queue] = row
         if controls.groups is not None:

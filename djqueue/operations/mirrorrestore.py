@@ -11,8 +11,9 @@ from djqueue.core.enginejob import EngineJob
 from djqueue.core.errors import OptionError
 from djqueue.core.job import Batch
 from djqueue.core.options import JobKey, JobOptions
-from djqueue.core.policies import NO_LIMIT, KeyLimit, KeyLimitChanges, Rate
+from djqueue.core.policies import NO_LIMIT, KeyLimit, KeyLimitChanges, Rate, standing
 from djqueue.core.states import REUSABLE, State
+from djqueue.storage.tables.rows import unpack_holds
 
 from .mirror import Mirror
 
@@ -79,14 +80,16 @@ class Restoration:
         return {name: report for name, report in self._reports.items() if report != RestoreCounts()}
 
     def _restore_controls(self, queue: str) -> None:
-        """Restore the controls first, because a paused queue must not start."""
+        """Restore the controls first, because paused queues and held jobs must not start."""
         if self._dry_run or not self._mirror.has_lost(queue):
             return
         row = self._tables.controls().get(queue)
         if row is not None:
-            _, paused, capacity, per, concurrency = row
+            _, paused, capacity, per, concurrency, holds = row
             if paused:
                 self._storage.queues.pause(queue)
+            for hold in standing(unpack_holds(holds), self._now):
+                self._storage.queues.hold(queue, hold.name, hold.until, hold.reason)
             if capacity or concurrency:
                 self._storage.queues.set_limits(queue, Rate(capacity, per) if capacity else None, concurrency)
         known = self._storage.queues.key_limits(queue)

@@ -197,11 +197,14 @@ def _new_errors(situation: Situation) -> Iterator[Finding]:
 
 
 def _late(situation: Situation) -> Iterator[Finding]:
-    """Find queues whose oldest job waits for longer than the objective, although the queue is not paused."""
+    """Find queues whose oldest job waits for longer than the objective, although the queue is not paused
+    and holds none.
+    """
     found = []
     for queue in situation.queues:
         objective = get_settings().policy(queue.name).objective
-        if objective is None or queue.oldest_at is None or queue.paused:
+        # The oldest job may be a held one.
+        if objective is None or queue.oldest_at is None or queue.paused or queue.held:
             continue
         if situation.at - queue.oldest_at > objective:
             waiting = queue.counts.get(State.WAITING, 0)
@@ -305,6 +308,26 @@ def _paused(situation: Situation) -> Iterator[Finding]:
         )
 
 
+def _held(situation: Situation) -> Iterator[Finding]:
+    """Find holds with waiting jobs."""
+    found = tuple(
+        Evidence(queue.name, hold.name, size=queue.names[hold.name], since=hold.since, text=hold.reason)
+        for queue in situation.queues
+        for hold in queue.holds
+        if queue.names.get(hold.name)
+    )
+    if found:
+        jobs = [f"{one.name!r} of {one.queue!r} ({numbered(one.size, 'waiting job')})" for one in found]
+        yield Finding(
+            "problem.held",
+            "warning",
+            f"{numbered(len(found), 'job type')} with jobs {'is' if len(found) == 1 else 'are'} held: "
+            f"{listed(jobs)}",
+            f"Run `manage.py djqueue release {join([found[0].queue, found[0].name])}` to start them.",
+            found,
+        )
+
+
 def _versions(situation: Situation) -> Iterator[Finding]:
     """Find workers that run different versions of the project."""
     known = sorted((one for one in situation.workers if one.project), key=lambda one: one.started_at)
@@ -334,6 +357,7 @@ OBSERVATIONS: tuple[Callable[[Situation], Iterator[Finding]], ...] = (
     _overdue,
     _lost,
     _paused,
+    _held,
     _versions,
 )
 

@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadlines import GrowingPause
-from djqueue.core.errors import DjqueueError, OptionError, StorageUnavailableError
+from djqueue.core.errors import DjqueueError, JobNotStoredError, OptionError, StorageUnavailableError
 from djqueue.core.job import Batch
 from djqueue.core.logs import Log
 from djqueue.core.messages import ThrottledLog, in_one_line
@@ -94,13 +94,17 @@ class Relay:
     def _send(self, rows: Sequence[OutboxJob]) -> Sequence[OutboxJob]:
         """Send jobs; return those that are done.
 
-        Those of a queue that is full or wrongly set up stay in the table, without keeping others waiting. A
-        job that breaks the rules of its queue becomes a dead letter.
+        Those of a queue that is full or wrongly set up, or whose rows the database of the scheduler refuses,
+        stay in the table, without keeping others waiting. A job that breaks the rules of its queue becomes a
+        dead letter.
         """
         try:
             self._send_new(rows)
         except StorageUnavailableError:
             raise
+        except JobNotStoredError as error:
+            self._log.log(WARNING, "", "Jobs stay in the outbox, retrying: %s", in_one_line(error))
+            return [row for place, row in enumerate(rows) if place not in error.places]
         except DjqueueError as error:
             queues: dict[str, list[OutboxJob]] = {}
             for row in rows:
@@ -118,11 +122,16 @@ class Relay:
             text = "Job %s of queue %r in the outbox was refused, and is a dead letter: %s"
             logger.error(text, rows[0].job_id, rows[0].queue, in_one_line(error))
             batch = self._batch(rows)
-            self._enqueue([batch._replace(options=batch.options.refused(error))])
+            try:
+                self._enqueue([batch._replace(options=batch.options.refused(error))])
+            except JobNotStoredError:
+                return ()  # The line above names the job.
         return rows
 
     def _send_new(self, rows: Sequence[OutboxJob]) -> None:
-        known = self._known(row for row in rows if row.fresh)
+        # A scheduler that has jobs may not have written them: it recognizes them, and answers when it has.
+        is_scheduler = self._storage.capabilities.scheduler is not None
+        known = set() if is_scheduler else self._known(row for row in rows if row.fresh)
         # A job with a generated id is only known to the storage if it was sent before. Even if it has failed
         # since, it must not be enqueued again.
         new = [row for row in rows if (row.queue, row.job_id) not in known]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import NamedTuple
 
-from djqueue.core.deadlines import Alone, GrowingPause, alone
+from djqueue.core.deadlines import GrowingPause
 from djqueue.core.job import Claimed, ClaimRequest, Claims, Outcome
 from djqueue.core.states import State
 from djqueue.storage.base import Storage
@@ -24,7 +24,7 @@ from .events import MAIN_OPERATION
 from .executors import Executor
 from .handlers import Handler, Style
 from .outcomes import release
-from .owntasks import hidden, runs_only_a_worker
+from .owntasks import hidden
 from .probation import Probation
 from .reports import Meter, Reports
 from .runs import AttemptCount, Run, Stop, lease_of
@@ -32,9 +32,9 @@ from .wakeevent import WakeOn
 from .watching import CancelWatch, Heartbeat
 
 BURST = 0.001
-"""Seconds for which exchanges that may block this thread may follow each other before the loop's other tasks
-run. An iteration of the event loop takes as long as a short job. Measured without the loop's own clock, which
-does not advance during an iteration of uvloop."""
+"""Seconds for which exchanges with a storage that answers on this thread may follow each other before the
+loop's other tasks run. An iteration of the event loop takes as long as a short job. Measured without the
+loop's own clock, which does not advance during an iteration of uvloop."""
 MIN_EXCHANGE_SLOTS = 25
 """Slots per exchange below which two exchanges at once cost more than they save."""
 POLL = 5.0
@@ -98,10 +98,6 @@ class ClaimLoop:
         self._max_in_flight = self._storage.capabilities.max_in_flight if has_slots else 1
         self._is_distant = self._storage.capabilities.max_in_flight > 1
         """Whether each exchange waits for a reply of another process."""
-        self._owns_loop = False
-        """Whether nothing but this worker runs on its loop."""
-        self._alone = Alone()
-        """Given to exchanges while no handler runs."""
         self._share = -(-self._options.concurrency // self._max_in_flight)
         """Maximum of outcomes and of slots in one of several exchanges."""
         self._exchanges: set[asyncio.Task[None]] = set()
@@ -113,6 +109,11 @@ class ClaimLoop:
         """Slots requested by exchanges in flight."""
         self._claims_only = 0
         """Exchanges in flight that report nothing: at most one."""
+        self._wake_ups = 0
+        """Sleeps that ended because jobs may have come or because the poll interval was over."""
+        self._found_all = -1
+        """Wake-ups before the last claim that found fewer jobs than it asked for. Another one would find
+        nothing either until the next wake-up, so it is made only together with outcomes."""
         self._broken: asyncio.Task[None] | None = None
         """An exchange that ended with an unexpected error."""
         self._attempt_count = attempt_count
@@ -132,12 +133,12 @@ class ClaimLoop:
         self._paused = paused
         # Jobs may have arrived since the queues looked empty.
         self._looked_empty = False
+        self._wake_ups += 1
         self._wake_event.run_ended_here()
 
     async def run(self) -> None:
         """Claim and report until the worker stops and every run has ended and is reported."""
         burst_end = 0.0
-        self._owns_loop = runs_only_a_worker(asyncio.get_running_loop())
         while not self._is_done():
             exchange = None
             if self._max_in_flight == 1:
@@ -148,9 +149,8 @@ class ClaimLoop:
             if self._options.max_jobs is not None:
                 self._stop_at_max_jobs(self._options.max_jobs)
             is_ready = exchange is not None and self._runs.ended and not self._retry.length
-            has_waited = self._is_distant and not self._alone.has_blocked
-            if is_ready and (has_waited or monotonic() < burst_end):
-                # Waiting for a reply has let the loop's other tasks run, unless it has blocked the thread.
+            if is_ready and (self._is_distant or monotonic() < burst_end):
+                # Waiting for a reply has let the loop's other tasks run; an answer on this thread has not.
                 self._wake_event.clear_endings()
             else:
                 await self._sleep()
@@ -197,8 +197,10 @@ class ClaimLoop:
             # Half the slots for each: one half runs while the other is reported and claimed.
             del report[self._share :]
             slots = min(slots, self._share)
-        if not report and (slots <= 0 or self._claims_only):
-            return None
+        if not report:
+            if slots <= 0 or self._claims_only or self._found_all == self._wake_ups:
+                return None
+            self._claims_only += 1
         self._reporting.update(report)
         self._requested += max(0, slots)
         return ClaimExchange(report, self._request(slots) if slots > 0 else None)
@@ -223,28 +225,21 @@ class ClaimLoop:
 
     async def _exchange(self, exchange: ClaimExchange) -> None:
         ended, request = exchange
-        self._claims_only += request is not None and not ended
+        wake_ups = self._wake_ups
         sent, locked = exchange, list[Run]()
         try:
             if self._reports.waiting:
                 # The last progress and items of a job must arrive before its outcome.
                 sent, locked = await self._flush_before(exchange)
             outcomes = [run.outcome for run in sent.ended if run.outcome is not None]
-            # Blocking the loop for a moment takes less time than two of its iterations.
-            self._alone.has_blocked = False
-            is_alone = self._owns_loop and self._max_in_flight == 1 and not self._runs.executing
-            token = alone.set(self._alone if is_alone else None)
-            try:
-                finished = await self._storage.afinish(outcomes, sent.request)
-            finally:
-                alone.reset(token)
+            finished = await self._storage.afinish(outcomes, sent.request)
         except Exception as error:
             self._retry.failed()
             self._events.storage_failed(MAIN_OPERATION, error)
             return
         finally:
             self._reporting.difference_update(ended)
-            self._claims_only -= request is not None and not ended
+            self._claims_only -= not ended
             if request is not None:
                 self._requested -= request.slots
         if self._retry.length:
@@ -260,6 +255,8 @@ class ClaimLoop:
         if sent.ended:
             self._take_answers(sent.ended, finished.accepted, now, verbose=verbose)
         if sent.request is not None:
+            if len(finished.claims.jobs) < sent.request.slots:
+                self._found_all = wake_ups
             self._dispatch(sent.request, finished.claims, now, verbose=verbose)
             if self._options.until_empty:
                 await self._stop_when_empty(finished.claims)
@@ -430,14 +427,16 @@ class ClaimLoop:
             self._broken.result()
         if self._is_done():
             return
+        until: tuple[float | None, WakeOn]
         if self._retry.length:
-            await self._wake_event.sleep(self._jittered(self._retry.length), WakeOn.STOP)
+            until = self._jittered(self._retry.length), WakeOn.STOP
         elif self._events.is_behind:
-            await self._wake_event.sleep(CATCH_UP, WakeOn.STOP)
+            until = CATCH_UP, WakeOn.STOP
         elif self._free_slots() <= 0 or len(self._exchanges) == self._max_in_flight:
-            await self._wake_event.sleep(self._probation.alone() or None, WakeOn.ENDINGS)
+            until = self._probation.alone() or None, WakeOn.ENDINGS
         else:
-            await self._wake_event.sleep(self._poll_interval(), WakeOn.ALL)
+            until = self._poll_interval(), WakeOn.ALL
+        self._wake_ups += await self._wake_event.sleep(*until)
 
     def _poll_interval(self) -> float:
         if self._looked_empty:
@@ -454,12 +453,14 @@ class ClaimLoop:
 def is_empty(storage: Storage, queues: tuple[str, ...] | None, names: frozenset[str]) -> bool:
     """Return whether no job of these queues (None: of all) is active or waiting under one of the names.
 
-    An active job, on whichever worker, may return to its queue or enqueue others. Jobs of paused queues do
-    not count: they could wait forever. Claims report when a delayed job is due.
+    An active job, on whichever worker, may return to its queue or enqueue others. Jobs of paused queues and
+    held jobs do not count: they could wait forever. Claims report when a delayed job is due.
     """
     for queue in storage.queues.names() if queues is None else queues:
-        if not storage.queues.is_paused(queue) and not names.isdisjoint(storage.reads.waiting_names(queue)):
-            return False
+        if waiting := names & storage.reads.waiting_names(queue).keys():
+            [now] = storage.reads.overview([queue]).queues
+            if not now.paused and waiting - {hold.name for hold in now.holds}:
+                return False
         if storage.reads.counts(queue)[State.ACTIVE]:
             return False
     return True

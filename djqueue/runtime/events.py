@@ -16,7 +16,7 @@ from djqueue.core.errorgroups import tally
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Claimed, Outcome
 from djqueue.core.logs import Log, type_name
-from djqueue.core.messages import ThrottledLog, in_one_line
+from djqueue.core.messages import ThrottledLog, hide_row, in_one_line
 from djqueue.core.overview import Finding
 from djqueue.core.workers import Unhandled
 from djqueue.signals import (
@@ -384,6 +384,7 @@ class OutageLog:
         if isinstance(error, StorageUnavailableError):
             self._note_unavailable(operation, error)
             return
+        hide_row(error)
         self._note_problem(f"the storage fails ({operation}): {in_one_line(error)}", "")
         was_logged = self._throttled.log(
             ERROR,

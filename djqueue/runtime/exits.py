@@ -12,6 +12,7 @@ import threading
 from typing import NoReturn
 
 from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.logs import Log
 from djqueue.core.threads import start_daemon
 
 FINISHED = 0
@@ -113,6 +114,15 @@ def supervisor() -> int | None:
     """Return the process ID of this process's supervisor; None if it has none."""
     # A fork of a child, such as a pool's process, has another parent.
     return _supervisor if _supervisor == os.getppid() else None
+
+
+def end_copy() -> NoReturn:
+    """End a child that a handler has forked from its worker, and in which it has returned."""
+    Log("djqueue.worker").error(
+        "A handler has forked the process of its worker, and returned in the child, which has ended. Call "
+        "os._exit() in such a child."
+    )
+    os._exit(os.EX_SOFTWARE)
 
 
 def _hold_signals() -> None:

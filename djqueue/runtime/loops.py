@@ -9,9 +9,10 @@ from threading import Event, Thread
 from typing import Any, TypeVar
 
 from djqueue.conf import has_django
-from djqueue.core.threads import start_daemon
+from djqueue.core.threads import after_fork, start_daemon
 
 from .executors.connections import close_connections, release_pooled
+from .exits import end_copy
 from .owntasks import all_tasks, hidden, hide_tasks_on
 
 T = TypeVar("T")
@@ -29,6 +30,8 @@ def run_loop(main: Coroutine[Any, Any, T], on_stray: Callable[[BaseException], o
     on_stray: Called with the error after each such stop.
     """
     loop = new_loop()
+    copy = LoopCopy(loop)
+    after_fork(copy.forked)
     executor = ThreadPoolExecutor(thread_name_prefix="djqueue-asyncio")
     loop.set_default_executor(executor)
     try:
@@ -50,6 +53,21 @@ def run_loop(main: Coroutine[Any, Any, T], on_stray: Callable[[BaseException], o
             asyncio.set_event_loop(None)
             executor.shutdown(wait=False, cancel_futures=True)
             loop.close()
+
+
+class LoopCopy:
+    """The copy of a worker's loop in a child that a handler has forked.
+
+    A child that returns from the handler would go on as a second worker with the same id.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def forked(self) -> None:
+        """End the child when its loop runs again. It does not if the child ends in the handler."""
+        if not self._loop.is_closed():
+            self._loop.call_soon(end_copy)
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

@@ -19,11 +19,6 @@ def hide_tasks_on(loop: AbstractEventLoop) -> None:
     _hidden[loop] = WeakSet()
 
 
-def runs_only_a_worker(loop: AbstractEventLoop) -> bool:
-    """Return whether a loop runs nothing but a worker."""
-    return loop in _hidden
-
-
 def hidden(task: T) -> T:
     """Hide a task of djqueue from handlers, unless the loop is the caller's. Called on the loop."""
     tasks = _hidden.get(task.get_loop())

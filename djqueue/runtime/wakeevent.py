@@ -57,8 +57,11 @@ class WakeEvent:
         self._stop = True
         self._call()
 
-    async def sleep(self, seconds: float | None, wake_on: WakeOn) -> None:
-        """Sleep until one of the given wake-ups, at most `seconds` (None: no limit)."""
+    async def sleep(self, seconds: float | None, wake_on: WakeOn) -> bool:
+        """Sleep until one of the given wake-ups, at most `seconds` (None: no limit).
+
+        Returns False if nothing but the end of runs or exchanges has ended it.
+        """
         self._called = False
         self._wake_on = wake_on
         sleeper = self._sleeper = self._loop.create_future()
@@ -71,6 +74,7 @@ class WakeEvent:
                 if seconds is not None:
                     timer = self._loop.call_later(seconds, self._wake)
                 await sleeper
+            return self._jobs or not self._endings
         finally:
             if timer is not None:
                 timer.cancel()

@@ -201,7 +201,8 @@ def settings_of(queue: JobQueue) -> QueueSettings:
     if queue.key_limit != NO_LIMIT:
         groups[""] = queue.key_limit
     are_set = limits != (policy.rate, policy.concurrency)
-    return QueueSettings(queue.paused, policy.key_mode, limits if are_set else None, groups)
+    holds = tuple(sorted(queue.holds.values()))
+    return QueueSettings(queue.paused, policy.key_mode, limits if are_set else None, groups, holds)
 
 
 def changed_limiters(context: EngineContext) -> Iterator[LimiterSettings]:
@@ -228,6 +229,7 @@ def apply_settings(context: EngineContext, name: str, settings: QueueSettings) -
     """Restore the settings of a queue in an engine that nothing else uses yet."""
     queue = context.shard(name).queue(name)
     queue.paused = settings.paused
+    queue.holds = {hold.name: hold for hold in settings.holds}
     if settings.limits is not None:
         queue.limiter.set(*settings.limits, context.clock.monotonic())
     for group, limit in settings.key_limits.items():

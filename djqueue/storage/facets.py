@@ -131,6 +131,16 @@ class Queues(Protocol):
         """Return whether a queue is paused."""
 
     @abstractmethod
+    def hold(self, queue: str, name: str, until: int | None, reason: str) -> None:
+        """Stop claims of the jobs of one name until a time in UTC milliseconds, or until `release` if it is
+        None. Replaces an earlier hold on the name.
+        """
+
+    @abstractmethod
+    def release(self, queue: str, name: str) -> bool:
+        """End a hold; return whether there was one."""
+
+    @abstractmethod
     def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         """Limit a queue's starts per period and active jobs, across all workers.
 

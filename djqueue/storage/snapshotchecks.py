@@ -204,6 +204,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "key_mode": _text,
         "limits": _optional(_mapping({"rate": _rate, "concurrency": _concurrency})),
         "key_limits": _key_limits,
+        "holds": _each(_row(_name, _time, _optional(_time), _text)),
     },
     LIMITER: {"name": _name, "rate": _rate, "concurrency": _concurrency},
     JOB: {

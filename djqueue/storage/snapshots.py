@@ -7,9 +7,10 @@ may contain lone surrogates. Times are UTC milliseconds, and 0 or None stands fo
 
 Format 1 has these kinds, with these keys:
 
-    queue       paused, key_mode, limits, key_limits
+    queue       paused, key_mode, limits, key_limits, holds
                 limits: {rate: [capacity, per] or None, concurrency}, or None if neither was set.
                 key_limits: by concurrency key, "" for the default: {concurrency, paused, rate, weight}.
+                holds: [name, since, until or None, reason] of each.
                 Every queue that has been used has one record.
     limiter     name, rate, concurrency: as set at run time
     job         id, name, state, position, payload, options, created_at, run_at, started_at, finished_at,
@@ -40,7 +41,7 @@ from djqueue.core.errors import OptionError, SnapshotTargetError
 from djqueue.core.job import AttemptRecord, DeadLetterRecord, JobFailure
 from djqueue.core.messages import numbered
 from djqueue.core.options import JobKey, JobOptions
-from djqueue.core.policies import NO_LIMIT, KeyLimit, QueuePolicy, Rate
+from djqueue.core.policies import NO_LIMIT, Hold, KeyLimit, QueuePolicy, Rate
 from djqueue.core.states import PENDING, State
 from djqueue.core.workers import WorkerInfo
 
@@ -318,11 +319,12 @@ class QueueSettings(NamedTuple):
     """Rate and concurrency; None if neither was set."""
     key_limits: Mapping[str, KeyLimit] = {}
     """Overrides by concurrency key; those of "" are the default of all."""
+    holds: tuple[Hold, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was set."""
-        return not self.paused and self.limits is None and not self.key_limits
+        return not self.paused and self.limits is None and not self.key_limits and not self.holds
 
     def record(self) -> dict[str, Any]:
         """Return the record of these settings."""
@@ -334,7 +336,13 @@ class QueueSettings(NamedTuple):
             for name, limit in self.key_limits.items()
             if limit != NO_LIMIT
         }
-        return {"paused": self.paused, "key_mode": self.key_mode, "limits": limits, "key_limits": key_limits}
+        return {
+            "paused": self.paused,
+            "key_mode": self.key_mode,
+            "limits": limits,
+            "key_limits": key_limits,
+            "holds": [list(hold) for hold in sorted(self.holds)],
+        }
 
     @classmethod
     def of(cls, queue: str, record: Record) -> "QueueSettings":
@@ -350,6 +358,7 @@ class QueueSettings(NamedTuple):
                 record["key_mode"],
                 None if limits is None else (_rate(limits["rate"]), limits["concurrency"]),
                 key_limits,
+                tuple(Hold(*hold) for hold in record["holds"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise _invalid(QUEUE, queue, record, error) from error

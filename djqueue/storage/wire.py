@@ -35,7 +35,7 @@ from djqueue.core.overview import (
     Totals,
 )
 from djqueue.core.pages import JobPage, JobSummary, JobSummaryPage
-from djqueue.core.policies import UNSET, KeyLimit, Rate
+from djqueue.core.policies import UNSET, Hold, KeyLimit, Rate
 from djqueue.core.states import State
 from djqueue.core.workers import ProcessInfo, RunningJob, WorkerDump, WorkerInfo
 
@@ -98,6 +98,7 @@ RECORDS: tuple[type, ...] = (
     FlowGraph,
     ProcessInfo,
     Finding,
+    Hold,
 )
 """Named tuples; one's place here is its code on the wire, so new ones go to the end."""
 VALUES = (datetime, date, time, timedelta, Decimal, UUID)

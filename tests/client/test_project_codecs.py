@@ -10,7 +10,7 @@ from asgiref.sync import async_to_sync
 from django.contrib.auth.models import User
 from kombu import serialization
 
-from djqueue import Queue, flow
+from djqueue import Queue, flow, job
 from djqueue.client.storages import get_storage
 from djqueue.codecs import decode, encode
 from djqueue.errors import SerializationError
@@ -92,10 +92,12 @@ def test_codecs_of_async_callers_may_query_the_database(codec: OddCodec) -> None
 
     codec.encode, codec.decode = slow_dumps, slow_loads
     queue = Queue("odd", content_type=TYPE)
+    odd = job(name="odd", queue="odd", content_type=TYPE)(lambda n: n)
 
     async def answers() -> list[Any]:
         async def answer(job: Any) -> Any:
-            return job.payload["n"] + 1
+            [n] = job.payload.get("args") or [job.payload["n"]]
+            return n + 1
 
         async with working(get_storage(), {"odd": answer}):
             found = [await queue.aenqueue_and_wait({"n": 1})]
@@ -103,9 +105,11 @@ def test_codecs_of_async_callers_may_query_the_database(codec: OddCodec) -> None
                 *await queue.aenqueue_many([{"n": 2}]),
                 await queue.aenqueue({"n": 3}),
                 *await flow(queue.node({"n": 4})).aenqueue(),
+                *await queue.aenqueue_many(iter([{"n": 5}])),
+                *await odd.aenqueue_many(((n,), {}) for n in (6, 7)),
             ]
             found += [await one.await_(PATIENCE) for one in enqueued]
         assert threading.current_thread() not in threads
         return found
 
-    assert async_to_sync(answers)() == [2, 3, 4, 5]
+    assert async_to_sync(answers)() == [2, 3, 4, 5, 6, 7, 8]

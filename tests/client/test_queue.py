@@ -13,6 +13,7 @@ from djqueue.core.errors import ConfigurationError
 from djqueue.core.job import JobFailure
 from djqueue.core.policies import KeyLimit, Rate
 from djqueue.core.states import TRANSITIONS
+from djqueue.core.units import to_milliseconds
 from djqueue.errors import (
     JobCancelledError,
     JobNotFoundError,
@@ -446,6 +447,21 @@ def test_queue_is_paused_and_resumed(queue, storage, do):
     do(queue, "resume")
     assert do(queue, "is_paused") is False
     assert len(claim(storage, names=["orders"])) == 1
+
+
+def test_job_type_is_held_and_released(queue, storage, do):
+    queue.enqueue(1, name="mail")
+    queue.enqueue(2)
+    until = datetime(2100, 1, 1, tzinfo=UTC)
+
+    do(queue, "hold", "mail", until=until, reason="the provider is down")
+    [hold] = do(queue, "holds")
+    assert (hold.name, hold.until, hold.reason) == ("mail", to_milliseconds(until), "the provider is down")
+    assert [one.name for one in claim(storage, 9, names=["orders", "mail"])] == ["orders"]
+    assert do(queue, "release", "mail") is True
+    assert do(queue, "release", "mail") is False
+    assert do(queue, "holds") == []
+    assert len(claim(storage, names=["mail"])) == 1
 
 
 @pytest.mark.parametrize("rate", ["2/h", (2, 3_600), (2, timedelta(hours=1))])

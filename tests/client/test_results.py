@@ -14,6 +14,7 @@ from djqueue import (
     State,
     StorageUnavailableError,
     Worker,
+    flow,
 )
 from djqueue.errors import JobCancelledError, JobNotFoundError
 from djqueue.storage.memory import MemoryStorage
@@ -74,6 +75,15 @@ def test_results_of_enqueue_many_can_wait(any_queue, ask):
 
     with Worker(any_queue.storage, handlers={"orders": double}):
         assert [ask(result, "wait", PATIENCE) for result in results] == [0, 2, 4, 6, 8]
+
+
+def test_results_of_a_workflow_can_wait(any_queue, ask):
+    first = any_queue.node(1)
+    results = flow(any_queue.node(2).after(first)).enqueue()
+
+    with Worker(any_queue.storage, handlers={"orders": double}):
+        assert [ask(result, "wait", PATIENCE) for result in results] == [2, 4]
+    assert ask(results[first], "refresh").status == "completed"
 
 
 def test_waiting_for_job_that_failed_raises_its_error(queue, ask):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from djqueue.core.explain import VERDICTS, BlockingJob, Dependency, Explanation, Facts, decide
+from djqueue.core.policies import Hold
 from djqueue.core.states import PENDING, State
 from djqueue.testing.factories import worker
 
@@ -17,6 +18,7 @@ IDLE = worker("idle", concurrency=2, active=1)
 OBSTACLES = {
     "paused": {"paused": True},
     "key_paused": {"concurrency_key": "g", "key_paused": True},
+    "held": {"hold": Hold("handler", AT - 1, AT + 4, "the provider is down")},
     "delayed": {"state": State.DELAYED, "run_at": AT + 5},
     "blocked": {"state": State.BLOCKED, "unmet": (Dependency("q", "x", State.ACTIVE),)},
     "key_rate": {"concurrency_key": "g", "key_next_at": AT + 7},
@@ -43,6 +45,7 @@ EVIDENCE = {
     "delayed": {"until": AT + 5},
     "blocked": {"unmet": (Dependency("q", "x", State.ACTIVE),)},
     "key_paused": {"concurrency_key": "g"},
+    "held": {"until": AT + 4, "reason": "the provider is down"},
     "key_rate": {"concurrency_key": "g", "until": AT + 7},
     "key_busy": {"concurrency_key": "g", "limit": 2, "holders": HOLDERS, "before": 3},
     "behind_rate": {"until": AT + 9, "before": 3},

@@ -3,8 +3,11 @@
 import math
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from enum import Enum
 
 import pytest
+from django.utils.functional import SimpleLazyObject
+from django.utils.safestring import mark_safe
 
 from djqueue.core.backoff import Backoff
 from djqueue.core.errors import OptionError
@@ -193,6 +196,15 @@ def test_stored_options_survive_a_round_trip():
     as_lists = {**stored, "depends_on": [["q", "a"]], "tags": ["x"], "of a later version": 1}
     assert JobOptions.from_dict(as_lists) == options
     assert DEFAULT_OPTIONS.as_dict() == {}
+
+
+def test_text_that_is_an_object_of_django_or_of_an_enum_is_stored_as_a_string():
+    class Tenant(str, Enum):  # noqa: UP042 - a StrEnum has another __str__
+        SHOP = "shop"
+
+    for value in (Tenant.SHOP, SimpleLazyObject(lambda: "shop"), mark_safe("shop")):
+        assert type(check_text("unique_key", value)) is str
+        assert check_text("unique_key", value) == "shop"
 
 
 def test_job_without_unique_key_and_concurrency_key_is_plain():

@@ -136,7 +136,7 @@ def test_job_rejected_by_bulk_write_runs_only_with_changed_arguments(queue, clie
     assert "rejected by a bulk write" in page
     assert error[1] in page
 
-    assert "with rejected arguments" in said(client.post(address(BY_NAME["retry"]), follow=True))
+    assert "rejected arguments" in said(client.post(address(BY_NAME["retry"]), follow=True))
     assert claim() == []
     send(client, **{**opened(client), "args": '["bob"]'})
     [claimed] = claim()

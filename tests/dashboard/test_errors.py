@@ -191,7 +191,7 @@ def test_selected_dead_letters_are_retried(client, letters):
     )
     html = response.content.decode()
     assert "1 job will be retried." in html
-    assert "Skipped: 1 not found." in html
+    assert "Skipped: not found (1)." in html
     assert get_storage().reads.states("emails", ["a", "b"]) == [State.WAITING, State.FAILED]
     event = AuditEvent.objects.get()
     assert (event.action, event.queue, event.count, event.detail) == (

@@ -14,9 +14,9 @@ from djqueue.core.workers import WorkerInfo
 from djqueue.dashboard import boards, rights
 from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.views.jobtype import periods
-from djqueue.models import Annotation, CronJob
+from djqueue.models import Annotation, AuditEvent, CronJob
 from tests.dashboard.acting import complete, fail
-from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with
+from tests.dashboard.visiting import ALL_RIGHTS, PAGES, address, logged_in, one_with, one_without
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("memory")]
 
@@ -82,6 +82,48 @@ def test_page_shows_counts_runs_errors_and_who_knows_the_job(client: Any, greet:
     html = response.content.decode()
     assert "Send a greeting." in html
     assert "emails(to: str, times: int = 1, *, loud: bool = False" in html
+
+
+def test_job_type_is_held_for_a_time_and_released(client: Any, greet: Any) -> None:
+    hold, release = (address(BY_NAME[name]) for name in ("hold", "release"))
+    queue = Queue("emails")
+    queue.enqueue(1, id="a")
+    assert f'formaction="{hold}"' in shown(client).content.decode()
+
+    assert client.post(hold, {"hours": "24", "reason": "the provider is down"}).status_code == 302
+    [held] = queue.holds()
+    assert held.until - held.since == pytest.approx(24 * 60 * MINUTE, abs=MINUTE)
+    for page in ("job_type", "queue"):
+        html = client.get(address(BY_NAME[page])).content.decode()
+        assert "the provider is down" in html
+        assert f'formaction="{release}"' in html
+    html = client.get(address(BY_NAME["queue"])).content.decode()
+    assert "❚❚ jobs held" in html
+    assert "never: held" in html
+    html = client.get(address(BY_NAME["job"]).replace("job-1", "a")).content.decode()
+    assert "Jobs named emails are held in this queue." in html
+    assert "Reason: the provider is down" in html
+    assert f'formaction="{release}"' in html
+
+    client.post(release)
+    assert queue.holds() == []
+    assert "The hold has already ended." in client.post(release, follow=True).content.decode()
+    assert [(one.action, one.queue) for one in AuditEvent.objects.order_by("pk")] == [
+        ("hold", "emails"),
+        ("release", "emails"),
+    ]
+    assert AuditEvent.objects.earliest("pk").detail["reason"] == "the provider is down"
+    assert client.post(hold, {"hours": "soon"}).status_code == 400
+
+
+def test_user_who_may_not_pause_sees_holds_without_buttons(greet: Any) -> None:
+    client = logged_in(one_without(rights.PAUSE))
+    Queue("emails").enqueue(1)
+    Queue("emails").hold("emails", reason="the provider is down")
+    for page in ("job_type", "queue"):
+        html = client.get(address(BY_NAME[page])).content.decode()
+        assert "the provider is down" in html
+        assert address(BY_NAME["release"]) not in html
 
 
 def test_numbers_are_compared_before_and_after_a_mark(client: Any) -> None:

@@ -218,7 +218,7 @@ def test_selected_jobs_are_cancelled_or_run_now(client, memory):
 
     html = do(client, "selected_cancel", "a", "gone").content.decode()
     assert "1 job was cancelled." in html
-    assert "Skipped: 1 not found." in html
+    assert "Skipped: not found (1)." in html
     do(client, "selected_promote", "later")
 
     assert get_storage().reads.states("emails", ["a", "later"]) == [State.CANCELLED, State.WAITING]

@@ -65,11 +65,16 @@ def test_text_finds_queues_job_types_jobs_schedules_workers_and_actions(everythi
             "Pause queue payroll",
             "Dump stacks of worker payroll-w1",
             "Run schedule payroll of the month now",
+            "Hold tests.palette.payroll_run in payroll",
+            "Hold tests.palette.waiting_payroll in payroll",
         ],
     }
     assert found(client, "payroll-1")["Jobs"] == ["payroll-1 payroll, waiting"]
     assert "Cancel payroll-1" in " ".join(found(client, "payroll-1")["Actions"])
-    assert found(client, "PAY run")["Actions"] == ["Run schedule payroll of the month now"]
+    assert found(client, "PAY run")["Actions"] == [
+        "Run schedule payroll of the month now",
+        "Hold tests.palette.payroll_run in payroll",
+    ]
     assert found(client, "")["Pages"][:3] == ["Status", "Jobs", "Job types"]
 
 

@@ -271,6 +271,20 @@ def test_problem_of_a_paused_queue_names_who_paused_it_and_resumes_it(client, me
     assert "problem.paused" not in cards(client)
 
 
+def test_problem_of_a_held_job_type_has_its_reason_and_releases_it(client, memory):
+    Queue("emails").enqueue(1)
+    client.post(address(BY_NAME["hold"]), {"reason": "the provider <b> is down"})
+    assert "problem.held" in cards(client)
+    [item] = cards(client)["problem.held"].items
+    assert (item.label, item.note) == ("emails", "1 job waiting in emails: the provider <b> is down")
+    html = shown(client).content.decode()
+    assert "the provider &lt;b&gt; is down" in html
+    assert "Hold job type: emails (user-" in html
+    [release] = item.actions
+    client.post(release.url)
+    assert "problem.held" not in cards(client)
+
+
 def test_rise_of_the_failure_rate_is_a_problem_since_its_first_minute(client, memory, monkeypatch):
     Queue("emails").enqueue(1)
     Queue("emails").pause()
@@ -368,7 +382,7 @@ def test_errors_that_are_new_since_the_deploy_are_a_problem(client, memory):
     assert card.sentence == "New since the deploy: NoAddressError: before"
     [item] = card.items
     assert item.note == "1 failed attempt in emails"
-    assert [one.label for one in item.actions] == ["Retry…", "Show jobs", "Resolve"]
+    assert [one.label for one in item.actions] == ["Retry…", "Show jobs", "Resolve", "Hold job type"]
     assert "all since the deploy" in shown(client).content.decode()
     fail("job-2", "after")
     read_cache.clear()

@@ -196,7 +196,7 @@ def test_operation_shows_its_progress_and_skipped_jobs(client, memory):
     response = shown(client, "operation")
     assert response.context["share"] == 0.5
     html = response.content.decode()
-    assert "1 with a unique key in use" in html
+    assert "unique key in use (1)" in html
     assert "Abort" in html
     assert "ann" in shown(client, "operations").content.decode()
     assert row.kind == BulkKind.RETRY

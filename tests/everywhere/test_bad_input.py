@@ -182,6 +182,15 @@ VERBS: dict[str, list[tuple[Call, str]]] = {
         *each("set_key_limit", "concurrency", COUNTS, key="g"),
         *each("set_key_limit", "key", TEXTS, concurrency=1),
     ],
+    "hold": [
+        *each("hold", "name", TEXTS),
+        *(
+            (lambda queue, value=value: queue.hold("mail", until=value), "until")
+            for value in [*OPTIONS["run_at"], datetime(2020, 1, 1, tzinfo=UTC)]
+        ),
+        *((lambda queue, value=value: queue.hold("mail", reason=value), "reason") for value in TEXTS[1:-1]),
+    ],
+    "release": each("release", "name", TEXTS),
     "pause_key": each("pause_key", "key", TEXTS),
     "resume_key": each("resume_key", "key", TEXTS),
     "move": [

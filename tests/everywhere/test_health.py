@@ -363,6 +363,22 @@ def test_doctor_explains_health_checks_paused_queues_and_versions(storage: Stora
     }
 
 
+def test_held_jobs_are_healthy_and_the_doctor_says_how_to_release_them(storage: Storage) -> None:
+    before = ids()
+    live(storage)
+    f.enqueue_many(storage, 2)
+    storage.queues.hold(f.QUEUE, f.NAME, None, "the provider is down")
+    storage.queues.hold(f.QUEUE, "without.jobs", None, "")
+
+    code, found = command("health", "--max-wait", "0", "--timeout", "60")
+    assert (code, found["status"]) == (0, "ok")
+    assert ids() - before == {"problem.held"}
+    [held] = [finding for finding in doctor.diagnose(AT_ONCE) if finding.id == "problem.held"]
+    assert held.hint == f"Run `manage.py djqueue release {f.QUEUE} {f.NAME}` to start them."
+    [evidence] = held.evidence
+    assert (evidence.name, evidence.size, evidence.text) == (f.NAME, 2, "the provider is down")
+
+
 def test_doctor_explains_why_jobs_of_a_served_queue_wait(storage: Storage) -> None:
     live(storage, active=1)
     f.enqueue(storage)

@@ -85,6 +85,12 @@ def paused(storage: Storage, queue: Queue) -> Any:
     return queue, (), {}
 
 
+def held(storage: Storage, queue: Queue) -> Any:
+    """On a queue that holds a job type."""
+    queue.hold("mail", until=datetime(2100, 1, 1, tzinfo=UTC), reason="the provider is down")
+    return queue, ("mail",), {}
+
+
 def paused_group(storage: Storage, queue: Queue) -> Any:
     """For a group in which nothing may start."""
     paused(storage, queue)
@@ -153,6 +159,9 @@ CASES: dict[str, list[Case]] = {
     "Queue.pause": [on_empty()],
     "Queue.resume": [paused],
     "Queue.is_paused": [paused, on_empty()],
+    "Queue.hold": [on_empty("mail", reason="the provider is down"), held],
+    "Queue.release": [held, on_empty("mail")],
+    "Queue.holds": [on_empty()],
     "Queue.set_limits": [on_empty(concurrency=2, rate="5/s")],
     "Queue.set_key_limit": [on_empty("g", 3)],
     "Queue.pause_key": [on_empty("g")],

@@ -232,6 +232,23 @@ def test_queue_can_be_paused_resumed_and_limited(storage: Storage) -> None:
         run("limit", EMAILS, "--rate", "fast")
 
 
+def test_job_type_can_be_held_and_released(storage: Storage) -> None:
+    f.enqueue(storage, queue=EMAILS, name="shop.send")
+
+    held = document("hold", EMAILS, "shop.send", "--for", "2h", "--reason", "the provider is down")
+    assert (held["name"], held["reason"]) == ("shop.send", "the provider is down")
+    [hold] = storage.reads.overview([EMAILS]).queues[0].holds
+    assert abs(hold.until - hold.since - 7_200_000) < 60_000
+    assert document("queues")[0]["held"] == ["shop.send"]
+    assert f.claim(storage, names=["shop.send"]) == []
+    with pytest.raises(CommandError, match=r"emails does not hold 'shop.sent'; did you mean 'shop.send'\?"):
+        run("release", EMAILS, "shop.sent")
+    run("release", EMAILS, "shop.send")
+    assert document("queues")[0]["held"] == []
+    run("hold", EMAILS, "shop.send")
+    assert storage.reads.overview([EMAILS]).queues[0].holds[0].until is None
+
+
 def test_wrong_values_exit_with_2(storage: Storage) -> None:
     job(name="add", queue=EMAILS)(add)
     f.enqueue(storage, queue=EMAILS)

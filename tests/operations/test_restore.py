@@ -156,10 +156,13 @@ def test_a_paused_queue_stays_paused_and_a_limited_one_limited(storage, mirror, 
     storage.queues.pause(f.QUEUE)
     f.enqueue_many(storage, 3, queue="limited")
     storage.queues.set_limits("limited", Rate(1, HOUR), None)
+    storage.queues.hold("limited", "mail", None, "the provider is down")
     lose()
     restore(mirror)
 
     assert storage.queues.is_paused(f.QUEUE)
+    [hold] = storage.reads.overview(["limited"]).queues[0].holds
+    assert (hold.name, hold.until, hold.reason) == ("mail", None, "the provider is down")
     assert len(f.claim(storage, 5)) == 1
 
 

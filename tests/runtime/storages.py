@@ -98,7 +98,7 @@ class LockedStorage(RecordingStorage):
 
 
 class DistantStorage(RecordingStorage):
-    """Takes two calls at once, and answers in a later turn of the loop."""
+    """Takes two calls at once, and answers some turns of the loop later."""
 
     capabilities = Capabilities(in_process=True, max_in_flight=2)
 
@@ -111,7 +111,8 @@ class DistantStorage(RecordingStorage):
     async def afinish(self, outcomes: Sequence[Outcome], then: ClaimRequest | None = None) -> Finished:
         self.under_way += 1
         self.most = max(self.most, self.under_way)
-        await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
         self.under_way -= 1
         return self.finish(outcomes, then)
 

@@ -156,11 +156,52 @@ async def test_worker_without_free_slots_makes_no_round_trip_for_new_jobs(storag
         await aeventually(lambda: worker.counters.completed == 101)
 
 
-async def test_new_job_wakes_an_idle_worker_without_a_poll(storage, queue, monkeypatch):
+async def test_idle_worker_with_several_round_trips_at_once_looks_only_once(monkeypatch):
+    monkeypatch.setattr(claiming, "POLL", 600.0)
+    storage = DistantStorage()
+    queue = Queue("work", storage=storage)
+
+    async with working(storage, lambda job: None, concurrency=100, maintain=False) as worker:
+        await aeventually(lambda: storage.trips)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert storage.trips == [(0, 50, 0)]
+        queue.enqueue(name=HANDLER)
+        await aeventually(lambda: worker.counters.completed == 1)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        # One round trip after the wake-up, one with the outcome, and one for jobs that came meanwhile.
+        assert len(storage.trips) <= 4
+
+
+async def test_resumed_worker_with_several_round_trips_at_once_claims_immediately(monkeypatch):
+    monkeypatch.setattr(claiming, "POLL", 600.0)
+    storage = DistantStorage()
+    queue = Queue("work", storage=storage)
+
+    async with working(storage, lambda job: None, concurrency=100, maintain=False) as worker:
+        await aeventually(lambda: storage.trips)
+        worker.quiet()
+        job_id = queue.enqueue(name=HANDLER).id
+        worker.resume()
+        await reached(queue, job_id, "completed")
+
+
+BOTH_KINDS = pytest.mark.parametrize(
+    ("make_storage", "slots"),
+    [(RecordingStorage, 10), (DistantStorage, 100)],
+    ids=["one at once", "two at once"],
+)
+
+
+@BOTH_KINDS
+async def test_new_job_wakes_an_idle_worker_without_a_poll(make_storage, slots, monkeypatch):
     monkeypatch.setattr(claiming, "POLL", 600.0)
     started = threading.Event()
+    storage = make_storage()
+    queue = Queue("work", storage=storage)
 
-    async with working(storage, lambda job: started.set()) as worker:
+    async with working(storage, lambda job: started.set(), concurrency=slots) as worker:
         await aeventually(lambda: storage.trips)
         for number in range(50):
             started.clear()
@@ -171,9 +212,12 @@ async def test_new_job_wakes_an_idle_worker_without_a_poll(storage, queue, monke
             await aeventually(lambda n=number: worker.counters.completed == n + 1)
 
 
-async def test_no_wake_up_is_lost_under_continuous_enqueues(storage, queue, monkeypatch):
+@pytest.mark.parametrize(("make_storage", "slots"), [(RecordingStorage, 2), (DistantStorage, 50)])
+async def test_no_wake_up_is_lost_under_continuous_enqueues(make_storage, slots, monkeypatch):
     """Every enqueue lands at another instant between an empty claim and going to sleep."""
     monkeypatch.setattr(claiming, "POLL", 600.0)
+    storage = make_storage()
+    queue = Queue("work", storage=storage)
     total = 2_000
 
     def produce():
@@ -185,13 +229,16 @@ async def test_no_wake_up_is_lost_under_continuous_enqueues(storage, queue, monk
     async def handler(job):
         return None
 
-    async with working(storage, handler, concurrency=2) as worker:
+    async with working(storage, handler, concurrency=slots) as worker:
         await asyncio.to_thread(produce)
         await aeventually(lambda: worker.counters.completed == total)
 
 
-async def test_job_enqueued_during_a_claim_is_claimed_without_a_poll(storage, queue, monkeypatch):
+@BOTH_KINDS
+async def test_job_enqueued_during_a_claim_is_claimed_without_a_poll(make_storage, slots, monkeypatch):
     monkeypatch.setattr(claiming, "POLL", 600.0)
+    storage = make_storage()
+    queue = Queue("work", storage=storage)
     plain, late = storage.afinish, []
 
     async def slow(outcomes, then=None):
@@ -203,7 +250,7 @@ async def test_job_enqueued_during_a_claim_is_claimed_without_a_poll(storage, qu
         return finished
 
     storage.afinish = slow
-    async with working(storage, lambda job: "seen"):
+    async with working(storage, lambda job: "seen", concurrency=slots):
         await aeventually(lambda: late)
         await reached(queue, late[0], "completed")
 
@@ -503,18 +550,25 @@ async def test_jobs_claimed_by_a_parallel_round_trip_beside_a_stalled_job_are_re
     storage = DistantStorage(clock=clock)
     queue = Queue("work", storage=storage)
     lost_jobs(storage, queue, 2)
-    done, running = asyncio.Event(), []
+    queue.pause()
+    other = Queue("other", storage=storage)
+    first = other.enqueue(name=HANDLER).id
+    may_end, done, running = asyncio.Event(), asyncio.Event(), []
 
     async def handler(job):
         running.append(job.id)
-        await done.wait()
+        await (may_end if job.id == first else done).wait()
 
     async with working(storage, handler, concurrency=100) as worker:
+        await aeventually(lambda: running == [first])
+        # One round trip claims because of the resumed queue, the other one with the outcome.
+        queue.resume()
+        may_end.set()
         await aeventually(lambda: worker.counters.released == 1)
-        assert len(running) == 1
+        assert len(running) == 2
         assert queue.counts()["waiting"] == 1
         done.set()
-        await aeventually(lambda: worker.counters.completed == 2)
+        await aeventually(lambda: worker.counters.completed == 3)
 
     assert storage.most == 2
 
@@ -528,7 +582,7 @@ def passing_clock(monkeypatch):
         if seconds is not None and seconds < 100:
             clock.advance(round(seconds * 1_000))
             seconds = 0
-        await sleep(self, seconds, hearing)
+        return await sleep(self, seconds, hearing)
 
     monkeypatch.setattr(WakeEvent, "sleep", pass_time)
     return clock

@@ -1,11 +1,16 @@
 """Event loops of workers."""
 
 import asyncio
+import logging
+import os
 import sys
 
 import pytest
 
+from djqueue import Queue
 from djqueue.runtime.loops import new_loop, run_loop
+from tests.runtime.running import HANDLER, working
+from tests.support import PATIENCE
 
 
 def test_event_loop_is_uvloop_if_installed():
@@ -55,6 +60,28 @@ def test_loop_goes_on_after_a_task_or_callback_raised_what_stops_asyncio(raises,
 
     assert run_loop(main(), noted.append) == "done"
     assert noted == [error]
+
+
+def forks(_):
+    """Return in the child, with a log that the test reads, and wait for it in the parent."""
+    if (pid := os.fork()) == 0:
+        logging.getLogger("djqueue.worker").addHandler(logging.StreamHandler(sys.__stderr__))
+        return None
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+async def forks_on_the_loop(job):
+    return forks(job)
+
+
+@pytest.mark.parametrize("handler", [forks, forks_on_the_loop])
+def test_child_that_returns_from_a_forked_handler_ends_with_a_line_in_the_log(storage, capfd, handler):
+    async def main():
+        async with working(storage, {HANDLER: handler}):
+            return await Queue(HANDLER, storage=storage).aenqueue_and_wait(wait=PATIENCE)
+
+    assert run_loop(main(), lambda error: None) == os.EX_SOFTWARE
+    assert "returned in the child, which has ended" in capfd.readouterr().err
 
 
 def test_loop_goes_on_after_a_task_has_stopped_it():

@@ -99,6 +99,15 @@ async def test_until_empty_ignores_a_paused_queue(storage, queue):
     assert queue.counts()["waiting"] == 1
 
 
+async def test_until_empty_ignores_held_jobs(storage, queue):
+    queue.enqueue(name=HANDLER)
+    queue.hold(HANDLER)
+
+    await ends(until_empty(storage))
+
+    assert queue.counts()["waiting"] == 1
+
+
 async def test_until_empty_ignores_a_job_whose_dependency_failed(storage, queue):
     def handler(job):
         if job.payload == "first":

@@ -1,14 +1,15 @@
 """Errors of an unavailable storage have exactly one punctuation mark before their hint."""
 
+from traceback import format_exception
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
-from django.db import OperationalError
+from django.db import Error, IntegrityError, OperationalError
 
 from djqueue.storage.redis.retries import no_answer
-from djqueue.storage.tables.dberrors import unavailable
+from djqueue.storage.tables.dberrors import named, unavailable
 
 REASONS = {
     "Connection refused": "Connection refused. Is it running?",
@@ -36,3 +37,15 @@ def test_deadlock_is_not_reported_as_an_unavailable_database() -> None:
     for alias in ("default", "postgresql://localhost/shop"):
         message = str(unavailable(alias, error))
         assert message.endswith("Two transactions waited for each other, and this one was undone: try again.")
+
+
+@pytest.mark.parametrize("kind", [IntegrityError, OperationalError])
+def test_row_that_postgresql_adds_to_its_message_is_in_no_text_of_the_error(kind: type[Error]) -> None:
+    class DriverError(Exception):
+        diag = SimpleNamespace(message_primary="it is refused", message_hint="Look.", sqlstate="23514")
+
+    text = "it is refused\nDETAIL:  Failing row contains (secret)\nHINT: Look."
+    with pytest.raises(Exception, match="it is refused Look") as caught, named("default"):
+        raise kind(text) from DriverError(text)
+
+    assert "secret" not in "".join(format_exception(caught.value))

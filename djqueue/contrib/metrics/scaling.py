@@ -138,8 +138,8 @@ def _slots(demand: QueueDemand, row: QueueOverview) -> int:
     Never fewer than are active: a worker that is stopped would have to release them. Never more than there
     are jobs, or than the limits of the queue allow.
     """
-    waiting, active, duration = demand.waiting, demand.active, demand.duration
-    if row.paused or not waiting:
+    waiting, active, duration = demand.waiting - row.held, demand.active, demand.duration
+    if row.paused or waiting <= 0:
         return active
     limit = active + waiting if row.concurrency is None else min(active + waiting, row.concurrency)
     if duration is None:

@@ -2,10 +2,11 @@
 
 from ..enginejob import EngineJob
 from ..job import Claimed, ClaimRequest, Claims, JobFailure
+from ..policies import standing
 from ..states import State
 from .changes import PendingChanges
 from .context import EngineContext
-from .joblists import ReadyJobs
+from .joblists import STALLED, ReadyJobs
 from .limiters import SharedLimiter
 from .queue import JobQueue, is_expired
 from .settlement import Settlement
@@ -62,6 +63,16 @@ class Claimer:
         if groups.rests:
             queue.end_rests(tick)
         hints = []
+        if queue.holds:
+            held = [
+                hold for hold in standing(queue.holds.values(), changes.now) if hold.name in request.names
+            ]
+            hints += [
+                hold.until - changes.now
+                for hold in held
+                if hold.until is not None and queue.ready.has({hold.name, hold.name + STALLED})
+            ]
+            request = request._replace(names=request.names - {hold.name for hold in held})
         names = request.names
         while slots > 0 and queue.ready.size:
             count = slots

@@ -103,7 +103,8 @@ class Enqueuer:
             if existing is not None and options.rejected is not None:
                 results.append(EnqueueResult(job_id, "rejected", queue.name, state))
                 continue
-            if existing is not None and state not in REUSABLE:
+            # The same generated id is the same enqueue, whose answer was lost.
+            if existing is not None and (batch.fresh or state not in REUSABLE):
                 done = state is State.COMPLETED
                 status, result = ("completed", existing.result) if done else ("duplicate", None)
                 results.append(EnqueueResult(job_id, status, queue.name, state, result))

@@ -8,7 +8,7 @@ a claim may leave them out.
 import heapq
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from itertools import count
 from typing import NamedTuple
 
@@ -251,7 +251,7 @@ class ReadyJobs:
         if not queue.size:
             del self._by_name[key]
 
-    def has(self, names: frozenset[str]) -> bool:
+    def has(self, names: Set[str]) -> bool:
         """Return whether a job with one of these names waits."""
         return not self._by_name.keys().isdisjoint(names)
 

@@ -19,6 +19,7 @@ from ..policies import (
     NO_LIMIT,
     PREDECESSOR,
     REPLACED,
+    Hold,
     KeyLimit,
     QueuePolicy,
     Succession,
@@ -83,6 +84,7 @@ class JobQueue:
         "drops",
         "finished",
         "groups",
+        "holds",
         "is_grouped",
         "jobs",
         "journal",
@@ -134,6 +136,8 @@ class JobQueue:
         self.dead = DeadLetters(policy.dead_letters, random)
         self.finished = FinishedJobs(retention=policy.retention, jobs=self.jobs)
         self.paused = False
+        self.holds: dict[str, Hold] = {}
+        """Holds by job name, among them some that have ended."""
         self.tally = Tally()
         self.observed = False
         """True if events have subscribers."""

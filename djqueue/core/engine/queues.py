@@ -6,7 +6,18 @@ from typing import Unpack
 from ..enginejob import EngineJob
 from ..errors import StorageError
 from ..overview import LimiterState, Totals
-from ..policies import NO_LIMIT, UNSET, KeyLimit, KeyLimitChanges, Rate, SetConcurrency, SetRate
+from ..policies import (
+    NO_LIMIT,
+    UNSET,
+    Hold,
+    KeyLimit,
+    KeyLimitChanges,
+    Rate,
+    SetConcurrency,
+    SetRate,
+    hold_on,
+    standing,
+)
 from ..states import State
 from .changes import PendingChanges, counted, counted_if_answered
 from .context import EngineContext
@@ -92,6 +103,22 @@ class EngineQueues:
         """Return whether a queue is paused."""
         job_queue = self._context.existing(queue)
         return job_queue is not None and job_queue.paused
+
+    @counted
+    def hold(self, queue: str, name: str, until: int | None, reason: str) -> None:
+        """Stop claims of the jobs of one name until a time, or until `release`."""
+        with self._settlement.changing(queue, is_kept=True) as (job_queue, changes):
+            others = {one.name: one for one in standing(job_queue.holds.values(), changes.now)}
+            job_queue.holds = {**others, name: Hold(name, changes.now, until, reason)}
+
+    @counted
+    def release(self, queue: str, name: str) -> bool:
+        """End a hold; return whether there was one."""
+        with self._settlement.changing(queue) as (job_queue, changes):
+            changes.woken.add(queue)
+            held = hold_on(name, job_queue.holds.values(), changes.now)
+            job_queue.holds.pop(name, None)
+            return held is not None
 
     def limits(self, queue: str) -> tuple[Rate | None, int | None]:
         """Return the current rate and concurrency of a queue."""

@@ -37,7 +37,7 @@ from ..pages import (
     position_of,
     summary_of,
 )
-from ..policies import PREDECESSOR
+from ..policies import PREDECESSOR, hold_on, standing
 from ..states import PENDING, State
 from ..workers import version_of
 from .context import EngineContext
@@ -295,6 +295,7 @@ class EngineReads:
                 queue.groups.group_waiting,
                 queue.ready.counts(),
                 queue.tally.totals(finished.completions),
+                tuple(sorted(standing(queue.holds.values(), self._context.clock.now()))),
             )
 
     def stale_leases(self, grace: int) -> dict[str, int]:
@@ -426,6 +427,7 @@ class FactFinder:
         is_ready = job.state is State.WAITING and job.generation != GROUP_WAITING
         return self._shared(queue, facts)._replace(
             paused=queue.paused,
+            hold=hold_on(job.name, queue.holds.values(), facts.at),
             next_token_at=facts.at + wait if wait else None,
             weight=job.options.weight,
             concurrency=queue.limiter.concurrency,

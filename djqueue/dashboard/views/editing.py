@@ -33,7 +33,7 @@ from djqueue.dashboard.jsontext import Draft, MalformedError, NotEditableError
 from djqueue.dashboard.redaction import Hidden
 from djqueue.dashboard.site import Crumb, DashboardSite, Pages
 from djqueue.dashboard.tables import alias_of, rows_of
-from djqueue.models import PayloadVersion, Revision
+from djqueue.models import JobState, PayloadVersion, Revision
 
 pages = Pages()
 VERSIONS_KEPT = 90 * 86_400_000
@@ -359,7 +359,7 @@ def _again(request: HttpRequest, site: DashboardSite, record: JobRecord, word: s
     elif word == "changed":
         message = _("Not saved: the arguments have changed since this form was opened.")
     else:
-        message = _("Not saved: the job is now %(state)s.") % {"state": record.state}
+        message = _("Not saved: the job is now %(state)s.") % {"state": JobState(record.state.value).label}
     messages.warning(request, f"{message} {audit.last_action(record.queue, record.id)}".rstrip())
     return _page(request, site, record.queue, record.id, record, is_old=True)
 

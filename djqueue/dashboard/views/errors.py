@@ -397,6 +397,7 @@ def error(request: HttpRequest, site: DashboardSite, queue: str, key: str) -> Ht
         "annotations": marks,
         "version": row.versions[0][0] if row.versions else "",
         "periods": IGNORED_FOR,
+        "is_held": _is_held(request, group),
         "retry_url": site.url("errors_preview", **filters, kind=BulkKind.RETRY),
         "purge_url": site.url("errors_preview", **filters, kind=BulkKind.PURGE),
         "jobs_url": site.url("jobs", queue=queue, error=row.fingerprints, state=State.FAILED.value),
@@ -404,6 +405,12 @@ def error(request: HttpRequest, site: DashboardSite, queue: str, key: str) -> Ht
     }
     title = group.error_type.rpartition(".")[2] or _("Error")
     return site.render(request, "error.html", title, context, tab="errors", crumbs=crumbs)
+
+
+def _is_held(request: HttpRequest, group: ErrorGroup) -> bool:
+    """Return whether the queue holds the jobs that failed."""
+    line = boards.board(request).value.line(group.queue)
+    return line is not None and any(hold.name == group.name for hold in line.row.holds)
 
 
 @pages.act("error_resolve", "errors/<djq:queue>/<djq:key>/resolve/", rights.DEAD_LETTERS)

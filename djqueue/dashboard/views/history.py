@@ -26,6 +26,8 @@ MAX_DETAIL = 200
 ACTION_LABELS = {
     "pause": gettext_lazy("Pause queue"),
     "resume": gettext_lazy("Resume queue"),
+    "hold": gettext_lazy("Hold job type"),
+    "release": gettext_lazy("Release job type"),
     "limits": gettext_lazy("Change queue limits"),
     "clean": gettext_lazy("Delete jobs of queue"),
     "pause_key": gettext_lazy("Pause concurrency key"),

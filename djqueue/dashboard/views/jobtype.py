@@ -19,6 +19,7 @@ from djqueue.client.declarations import RegisteredJob
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import JobRecord
 from djqueue.core.metrics import MINUTE, Bucket
+from djqueue.core.policies import Hold
 from djqueue.core.states import State
 from djqueue.core.workers import RunningJob
 from djqueue.dashboard import audit, boards, charts, jsontext, reading, rights
@@ -29,6 +30,7 @@ from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import rows_of
 from djqueue.dashboard.views import errors, jobtypes
+from djqueue.dashboard.views.queues import HoldForm
 from djqueue.dashboard.views.schedules import sees_schedule
 from djqueue.dashboard.views.workers import worker_rows
 from djqueue.models import CronJob
@@ -292,7 +294,8 @@ def _page(request: HttpRequest, site: DashboardSite, name: str, form: RunForm) -
     job_type = registered(request, name)
     waiting = [line.name for line in board.lines if name in line.row.names]
     own = [] if job_type is None else [jobtypes.queue_of(job_type)]
-    queues = list(dict.fromkeys([*counts.queues, *waiting, *(one for one in own if one)]))
+    held = [line.name for line in board.lines if any(hold.name == name for hold in line.row.holds)]
+    queues = list(dict.fromkeys([*counts.queues, *waiting, *held, *(one for one in own if one)]))
     schedules = [
         row
         for row in rows_of(CronJob).filter(job_name=name).order_by("name")[:LISTED]
@@ -324,6 +327,8 @@ def _page(request: HttpRequest, site: DashboardSite, name: str, form: RunForm) -
         "runs": runs,
         "running": sorted(running, key=_started)[:LISTED],
         "queues": queues,
+        "holds": _holds(board, name, queues),
+        "hold_form": HoldForm(),
         "schedules": schedules,
         "workers": [one for one in seen if name in one.info.names][:LISTED],
         "signature": _signature(name, job_type),
@@ -337,6 +342,12 @@ def _page(request: HttpRequest, site: DashboardSite, name: str, form: RunForm) -
     return site.render(
         request, "job_type.html", name, context, tab="job_types", crumbs=crumbs, read=cached, status=status
     )
+
+
+def _holds(board: boards.Board, name: str, queues: Sequence[str]) -> list[tuple[str, Hold | None]]:
+    """Return the queues of a job type, each with its hold."""
+    held = {line.name: hold for line in board.lines for hold in line.row.holds if hold.name == name}
+    return [(queue, held.get(queue)) for queue in queues]
 
 
 def _started(running: tuple[RunningJob, str]) -> int:

@@ -3,15 +3,16 @@
 Ctrl-K opens it on every page; without JavaScript, it is a page. It names only what the user may open and see.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from django.http import HttpRequest, HttpResponse
 from django.utils.translation import gettext as _
 
-from djqueue.client import get_storage
+from djqueue.client import get_storage, registry
 from djqueue.core.states import State
 from djqueue.dashboard import boards, rights
+from djqueue.dashboard.boards import QueueRow
 from djqueue.dashboard.site import PARTS, SECTIONS, DashboardSite, Pages
 from djqueue.dashboard.views import jobtypes, savedviews, schedules
 from djqueue.dashboard.views.job import OFFERS
@@ -86,9 +87,9 @@ def _groups(request: HttpRequest, site: DashboardSite, term: str) -> Iterator[Pa
         _matching(term, (PaletteEntry(one.id, site.url("worker", one.id), one.info.host) for one in workers)),
     )
 
-    def act(page: str, label: str, name: str, *key: object) -> Iterator[PaletteEntry]:
+    def act(page: str, label: str, name: str, *key: object, queue: str = "") -> Iterator[PaletteEntry]:
         if site.may_open(request, page):
-            yield PaletteEntry(label % {"name": name}, site.url(page, *key), is_post=True)
+            yield PaletteEntry(label % {"name": name, "queue": queue}, site.url(page, *key), is_post=True)
 
     def actions() -> Iterator[PaletteEntry]:
         for queue, state in jobs:
@@ -100,6 +101,10 @@ def _groups(request: HttpRequest, site: DashboardSite, term: str) -> Iterator[Pa
                 yield from act("resume", _("Resume queue %(name)s"), line.name, line.name)
             else:
                 yield from act("pause", _("Pause queue %(name)s"), line.name, line.name)
+        for queue, name, is_held in _job_types(request, lines):
+            page = "release" if is_held else "hold"
+            label = _("Release %(name)s in %(queue)s") if is_held else _("Hold %(name)s in %(queue)s")
+            yield from act(page, label, name, queue, name, queue=queue)
         for row in rows:
             yield from act("schedule_run", _("Run schedule %(name)s now"), row.name, row.pk)
         for one in workers:
@@ -109,6 +114,16 @@ def _groups(request: HttpRequest, site: DashboardSite, term: str) -> Iterator[Pa
             yield PaletteEntry(_("Add schedule"), site.url("schedule_new"))
 
     yield PaletteGroup(_("Actions"), _matching(term, actions()))
+
+
+def _job_types(request: HttpRequest, lines: Sequence[QueueRow]) -> Iterator[tuple[str, str, bool]]:
+    """Yield queue and name of the job types that are registered, wait or are held, and whether they are."""
+    held = {(line.name, hold.name) for line in lines for hold in line.row.holds}
+    registered = {(jobtypes.queue_of(registry.get(name)), name) for name in jobtypes.visible_names(request)}
+    waiting = {(line.name, name) for line in lines for name in line.row.names}
+    for queue, name in sorted(held | waiting | registered):
+        if queue:
+            yield queue, name, (queue, name) in held
 
 
 def _sections(request: HttpRequest, site: DashboardSite) -> Iterator[PaletteEntry]:

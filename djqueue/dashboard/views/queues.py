@@ -1,4 +1,6 @@
-"""The list of queues, and the page of a queue: its jobs, concurrency keys and limits, pausing, clearing."""
+"""The list of queues, and the page of a queue: its jobs, concurrency keys and limits, pausing, holding job
+types, clearing.
+"""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -15,13 +17,16 @@ from django.utils.translation import gettext_lazy, ngettext
 from djqueue import Limiter, Queue
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import DjqueueError
+from djqueue.core.metrics import HOUR
 from djqueue.core.overview import KeyOverview, KeysOverview, LimiterState, QueueOverview
 from djqueue.core.policies import GLOBAL, KEYED
 from djqueue.core.states import PENDING, State
+from djqueue.core.units import to_datetime
 from djqueue.dashboard import actions, audit, boards, charts, reading, rendering, rights
-from djqueue.dashboard.boards import ESTIMATING, NEVER, NO_WORKER, PAUSED, STEADY, QueueRow
-from djqueue.dashboard.forms import read_state
+from djqueue.dashboard.boards import ESTIMATING, HELD, NEVER, NO_WORKER, PAUSED, STEADY, QueueRow
+from djqueue.dashboard.forms import BadInputError, read_state
 from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.models import BulkKind, JobState
@@ -63,6 +68,13 @@ CLEANED_STATES = {
     "failed": (State.FAILED,),
 }
 """States of the jobs to delete, by choice. Other choices delete the whole queue."""
+HOLD_HOURS = (
+    ("", gettext_lazy("When it is released")),
+    ("1", gettext_lazy("In 1 hour")),
+    ("24", gettext_lazy("In 1 day")),
+    ("168", gettext_lazy("In 7 days")),
+)
+"""Hours for which a job type can be held, with labels."""
 SHOWN_KEYS = 50
 """Concurrency keys per page."""
 
@@ -142,6 +154,15 @@ class OneKeyForm(KeyForm):
     field_order = ("name", "concurrency", "rate", "weight")
 
 
+class HoldForm(forms.Form):
+    """When a hold on a job type ends, and its reason."""
+
+    hours = forms.TypedChoiceField(
+        label=gettext_lazy("Ends"), choices=HOLD_HOURS, coerce=int, empty_value=None, required=False
+    )
+    reason = forms.CharField(label=gettext_lazy("Reason"), required=False, max_length=255)
+
+
 class LimiterView(NamedTuple):
     """A shared limiter as a user sees it."""
 
@@ -212,6 +233,32 @@ def pause(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse
 def resume(request: HttpRequest, site: DashboardSite, queue: str) -> HttpResponse:
     """Resume the queue."""
     return _set_paused(request, site, queue, paused=False)
+
+
+@pages.act("hold", "queues/<djq:queue>/holds/<djq:name>/", rights.PAUSE)
+def hold(request: HttpRequest, site: DashboardSite, queue: str, name: str) -> HttpResponse:
+    """Hold a job type in the queue. Active jobs go on."""
+    form = HoldForm(request.POST)
+    if not form.is_valid():
+        raise BadInputError(form.errors.as_text())
+    hours, reason = form.cleaned_data["hours"], form.cleaned_data["reason"]
+    until = None if hours is None else to_datetime(SYSTEM_CLOCK.now() + hours * HOUR)
+    Queue(queue).hold(name, until=until, reason=reason)
+    detail = {"name": name, "until": None if until is None else until.isoformat(), "reason": reason}
+    audit.note(request, "hold", queue=queue, detail=detail)
+    messages.success(request, _("Held %(name)s in %(queue)s.") % {"name": name, "queue": queue})
+    return site.back(request, "queue", queue)
+
+
+@pages.act("release", "queues/<djq:queue>/holds/<djq:name>/release/", rights.PAUSE)
+def release(request: HttpRequest, site: DashboardSite, queue: str, name: str) -> HttpResponse:
+    """End a hold."""
+    if Queue(queue).release(name):
+        audit.note(request, "release", queue=queue, detail={"name": name})
+        messages.success(request, _("Released %(name)s in %(queue)s.") % {"name": name, "queue": queue})
+    else:
+        messages.warning(request, _("The hold has already ended."))
+    return site.back(request, "queue", queue)
 
 
 def _parts(request: HttpRequest) -> Hashable:
@@ -514,7 +561,7 @@ def _unused(request: HttpRequest, lines: Sequence[QueueRow], term: str) -> list[
 
 def _drain(line: QueueRow) -> float:
     """Return the milliseconds until the queue drains; without an estimate, more than any estimate."""
-    never = dict.fromkeys((NEVER, NO_WORKER, PAUSED), inf)
+    never = dict.fromkeys((NEVER, NO_WORKER, PAUSED, HELD), inf)
     drain = line.drain
     return {**never, STEADY: LONGEST_DRAIN, ESTIMATING: LONGEST_DRAIN / 2}.get(drain.kind, drain.latest)
 

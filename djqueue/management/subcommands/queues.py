@@ -1,4 +1,6 @@
-"""`manage.py djqueue stats`, `queues`, `pause`, `resume`, `limit`, `clear`, `clean` and `obliterate`."""
+"""`manage.py djqueue stats`, `queues`, `pause`, `resume`, `hold`, `release`, `limit`, `clear`, `clean` and
+`obliterate`.
+"""
 
 from argparse import ArgumentTypeError
 from typing import Any
@@ -31,9 +33,14 @@ seconds of the oldest job that could run now (`oldest_waiting_seconds`), and the
     manage.py djqueue stats --queue emails --json
 """
 
-QUEUES = """List the queues with their limits, and whether they are paused."""
+QUEUES = """List the queues with their limits and holds, and whether they are paused."""
 PAUSE = """Stop claims from queues; running jobs finish."""
 RESUME = """Resume paused queues."""
+HOLD = """Stop claims of the jobs of one name from a queue; jobs of other names go on.
+
+    manage.py djqueue hold emails shop.jobs.send --for 2h --reason "The provider is down"
+"""
+RELEASE = """End holds of a queue."""
 LIMIT = """Limit a queue for all workers, or remove limits.
 
     manage.py djqueue limit emails --rate 100/s --concurrency 20
@@ -65,6 +72,16 @@ def add(subcommands: Subcommands) -> None:
     for name, run, text in (("pause", pause, PAUSE), ("resume", resume, RESUME)):
         parser = subcommands.add(name, run, text)
         parser.add_argument("queues", metavar="QUEUE", nargs="+", help="Names of queues.")
+    parser = subcommands.add("hold", hold, HOLD)
+    parser.add_argument("queue", metavar="QUEUE", help="Name of the queue.")
+    parser.add_argument("name", metavar="NAME", help="Name of the job type.")
+    parser.add_argument(
+        "--for", type=duration, metavar="TIME", help="End the hold after this time, such as 2h."
+    )
+    parser.add_argument("--reason", default="", metavar="TEXT", help="Shown wherever the hold is.")
+    parser = subcommands.add("release", release, RELEASE)
+    parser.add_argument("queue", metavar="QUEUE", help="Name of the queue.")
+    parser.add_argument("names", metavar="NAME", nargs="+", help="Names of job types.")
     parser = subcommands.add("limit", limit, LIMIT)
     parser.add_argument("queue", metavar="QUEUE", help="Name of the queue.")
     parser.add_argument(
@@ -123,7 +140,7 @@ def stats(options: Options, output: Output) -> None:
 def queues(options: Options, output: Output) -> None:
     """List the queues."""
     overview = _overview(options)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": queue.name,
             "paused": queue.paused,
@@ -132,13 +149,15 @@ def queues(options: Options, output: Output) -> None:
             "active": queue.counts.get(State.ACTIVE, 0),
             "key_mode": queue.key_mode,
             "waiting_by_name": queue.names,
+            "held": [hold.name for hold in queue.holds],
         }
         for queue in overview.queues
     ]
     output.document(rows)
     columns = ["name", "paused", "rate", "concurrency", "active", "key_mode"]
     output.table(
-        [name.replace("_", " ") for name in columns], [[row[name] for name in columns] for row in rows]
+        [*(name.replace("_", " ") for name in columns), "held"],
+        [[*(row[name] for name in columns), ", ".join(row["held"])] for row in rows],
     )
 
 
@@ -167,6 +186,31 @@ def pause(options: Options, output: Output) -> None:
 def resume(options: Options, output: Output) -> None:
     """Resume queues."""
     _switch(options, output, paused=False)
+
+
+def hold(options: Options, output: Output) -> None:
+    """Hold a job type."""
+    queue, name, seconds = Queue(options["queue"]), options["name"], options["for"]
+    until = None if seconds is None else to_datetime(SYSTEM_CLOCK.now() + int(seconds * 1_000))
+    queue.hold(name, until=until, reason=options["reason"])
+    shown = None if until is None else until.isoformat()
+    detail = {"name": name, "until": shown, "reason": options["reason"]}
+    note("hold", queue=queue.name, detail=detail)
+    output.document({"queue": queue.name, **detail})
+    output.line(f"Holding {name} in {queue.name}{'' if until is None else f' until {until:%F %T} UTC'}.")
+
+
+def release(options: Options, output: Output) -> None:
+    """End holds."""
+    queue = Queue(used_queue(get_storage(), options["queue"]))
+    held = [hold.name for hold in queue.holds()]
+    if unknown := [name for name in options["names"] if name not in held]:
+        raise CommandError(f"{queue.name} does not hold {unknown[0]!r}{nearest(unknown[0], held) or '.'}")
+    for name in options["names"]:
+        queue.release(name)
+        note("release", queue=queue.name, detail={"name": name})
+        output.line(f"Released {name} in {queue.name}.")
+    output.document([{"queue": queue.name, "name": name} for name in options["names"]])
 
 
 def limit(options: Options, output: Output) -> None:

@@ -10,7 +10,9 @@ from asgiref.sync import sync_to_async
 
 from djqueue.conf import has_django
 from djqueue.core.job import Outcome
+from djqueue.core.threads import after_fork
 from djqueue.runtime.context import WorkerContext
+from djqueue.runtime.exits import end_copy
 from djqueue.runtime.runs import CURRENT, Run
 
 from .connections import clean_connections, close_connections
@@ -41,6 +43,10 @@ class ThreadExecutor:
         self._adopt = adopt
         # The thread of a caller, and its connections, remain the caller's.
         self._cleans = has_django() and pool is None
+        self._is_copy = False
+        """Whether this is a child that a handler has forked."""
+        if pool is None:
+            after_fork(self._forked)
         self._loop = context.loop
         # Handlers see the context of the worker's caller; their own changes stay in their copy.
         self._context: Context = copy_context()
@@ -77,6 +83,9 @@ class ThreadExecutor:
     def close(self) -> None:
         """End the threads, each after its current call."""
         self._pool.close()
+
+    def _forked(self) -> None:
+        self._is_copy = True
 
     def _wake_later(self, error: Exception) -> None:
         self._events.no_thread(error, RETRY)
@@ -116,6 +125,8 @@ class ThreadExecutor:
         try:
             return call()
         finally:
+            if self._is_copy:
+                end_copy()  # The connections are the parent's.
             if self._cleans:
                 # After an idle time, the pool cleans them again before the next call.
                 self._clean(run)

@@ -5,9 +5,9 @@ from typing import NamedTuple, TypeVar
 
 from djqueue.core.job import Claimed, ClaimRequest, Claims
 from djqueue.core.logs import Log
-from djqueue.core.policies import GLOBAL, NO_RETENTION, Rate
+from djqueue.core.policies import GLOBAL, NO_RETENTION, Hold, Rate, standing
 from djqueue.core.states import State
-from djqueue.storage.tables.rows import pair_of_limits, unpack_options
+from djqueue.storage.tables.rows import pair_of_limits, unpack_holds, unpack_options
 
 from . import limiters
 from .dialects import Row
@@ -115,6 +115,8 @@ class ClaimableQueue(NamedTuple):
     """When its next delayed job is due."""
     rest: int | None
     """When its next resting group continues."""
+    holds: tuple[Hold, ...] = ()
+    """Its holds."""
 
 
 def claim(tx: Tx, request: ClaimRequest, *, waits: bool = True, expires: bool = True) -> Claims:
@@ -156,7 +158,7 @@ def _rotated(tx: Tx, values: Sequence[T]) -> Sequence[T]:
 def _claimable_queue(tx: Tx, name: str) -> ClaimableQueue | None:
     """Return a queue that a claim may take from; None if it has no jobs that are ready or will be in time."""
     row = tx.row(
-        "SELECT s.paused, s.rate_capacity, s.rate_per, s.concurrency, s.limits_set, "
+        "SELECT s.paused, s.rate_capacity, s.rate_per, s.concurrency, s.limits_set, s.holds, "
         "EXISTS (SELECT 1 FROM djqueue_ready WHERE queue = q.name), "
         # Through the index of stalled ones: not through all that are ready.
         "EXISTS (SELECT 1 FROM djqueue_ready WHERE queue || '' = q.name AND stalls > 0), "
@@ -165,12 +167,13 @@ def _claimable_queue(tx: Tx, name: str) -> ClaimableQueue | None:
         name,
     )
     assert row is not None
-    paused, capacity, per, concurrency, limits_set, ready, stalled, due, rest = row
+    paused, capacity, per, concurrency, limits_set, holds, ready, stalled, due, rest = row
     if not ready and due is None and rest is None:
         return None
     policy = tx.database.policy(name)
     limits = pair_of_limits(capacity, per, concurrency) if limits_set else (policy.rate, policy.concurrency)
-    return ClaimableQueue(name, bool(paused), *limits, bool(ready), bool(stalled), due, rest)
+    held = standing(unpack_holds(holds), tx.now) if holds else ()
+    return ClaimableQueue(name, bool(paused), *limits, bool(ready), bool(stalled), due, rest, held)
 
 
 class ClaimCall:
@@ -207,7 +210,8 @@ class ClaimCall:
         is_plain = queue.rate is None and queue.concurrency is None and policy.limiter is None
         take = self._take_first if is_plain and not queue.has_stalled else self._take_within_limits
         before = len(self.claimed)
-        while (left := self.request.slots - len(self.claimed)) > 0 and take(queue, left):
+        names = sorted(self._claimed_names(queue) if queue.holds else self.request.names)
+        while names and (left := self.request.slots - len(self.claimed)) > 0 and take(queue, names, left):
             pass
         due = queue.due
         if due is not None and due <= tx.now:
@@ -221,10 +225,17 @@ class ClaimCall:
             if rest is not None:
                 self.hints.append(rest - tx.tick if rest > tx.tick else LOCKED_JOBS_RETRY)
 
-    def _take_first(self, queue: ClaimableQueue, slots: int) -> bool:
-        """Start ready jobs, best first; return whether more may be ready."""
+    def _claimed_names(self, queue: ClaimableQueue) -> frozenset[str]:
+        """Return the names that the queue does not hold, and add to the hints when it ends a hold."""
+        held = {hold.name: hold.until for hold in queue.holds if hold.name in self.request.names}
+        if queue.has_ready:
+            self.hints += [until - self.tx.now for until in held.values() if until is not None]
+        return self.request.names - held.keys()
+
+    def _take_first(self, queue: ClaimableQueue, claimed: Sequence[str], slots: int) -> bool:
+        """Start ready jobs of these names, best first; return whether more may be ready."""
         tx = self.tx
-        named, names = tx.among("name", sorted(self.request.names))
+        named, names = tx.among("name", claimed)
         which = f"queue = ? AND {named} AND stalls = 0"
         best = f"{which}{_free(tx, queue)} ORDER BY rank, seq LIMIT ?{tx.dialect.skip_locked}"
         chosen = tx.dialect.once(f"SELECT id FROM djqueue_ready WHERE {best}")
@@ -252,11 +263,13 @@ class ClaimCall:
         if self.tx.dialect.skip_locked and self.tx.row(search, *parameters):
             self.hints.append(LOCKED_JOBS_RETRY)
 
-    def _take_within_limits(self, queue: ClaimableQueue, slots: int) -> bool:
-        """Start ready jobs within the limits of their queue; return whether more may be ready and allowed."""
+    def _take_within_limits(self, queue: ClaimableQueue, claimed: Sequence[str], slots: int) -> bool:
+        """Start ready jobs of these names within the limits of their queue; return whether more may be ready
+        and allowed.
+        """
         tx = self.tx
         name, policy = queue.name, tx.database.policy(queue.name)
-        named, names = tx.among("name", sorted(self.request.names))
+        named, names = tx.among("name", claimed)
         stalled = "" if self.request.stalled else " AND stalls = 0"
         limiter_locks = [] if policy.limiter is None else [limiter_lock(policy.limiter)]
         if not tx.lock_in_turn(*limiter_locks, limits_lock(name)):

@@ -207,6 +207,22 @@ def waits_for_key(tx: Tx, job: StoredJob) -> bool:
     return key is not None and lock_key(tx, job.queue, key).successor == job.pk
 
 
+def lock_successors(tx: Tx, keys: Mapping[int, tuple[str, str]]) -> None:
+    """Lock the jobs that wait for the keys of jobs, given by primary key: rows come before keys.
+
+    A call that cancels these jobs has locked them, and waits for the keys.
+    """
+    if keys and tx.dialect.for_update:
+        within, queues = tx.among("queue", sorted({queue for queue, _ in keys.values()}))
+        named, names = tx.among("key", sorted({key for _, key in keys.values()}))
+        followed, pks = tx.among("behind", list(keys))
+        found = tx.rows(
+            f"SELECT successor FROM djqueue_unique_key WHERE {within} AND {named} AND {followed}",
+            *(queues, names, pks),
+        )
+        lock_jobs(tx, [pk for (pk,) in found if pk])
+
+
 def free_keys(tx: Tx, queue: str, keys: Mapping[int, str]) -> set[int]:
     """Free the keys of jobs that have ended, by their primary keys, unless others wait for them or have them.
 

@@ -62,9 +62,11 @@ def finish(tx: Tx, outcomes: Sequence[Outcome], *, waits: bool = True) -> list[b
     followed, limits = _read_followed_and_limits(tx, taken.values(), plain.values())
     _note_completed(tx, plain.values(), followed)
     jobs = {job.pk: job for job in by_keys(tx, [claim.pk for claim in others.values()])}
+    keys = {claim.pk: (claim.queue, claim.unique_key) for claim in taken.values() if claim.unique_key}
+    dependencies.lock_successors(tx, keys)
     groups = _groups(tx, plain.values())
     _lock_groups(tx, jobs.values(), groups)
-    tx.lock(*{key_lock(claim.queue, claim.unique_key) for claim in taken.values() if claim.unique_key})
+    tx.lock(*{key_lock(*key) for key in keys.values()})
     for queue, names in groups.items():
         advance(tx, queue, names)
     _free_keys(tx, plain.values())
@@ -381,6 +383,8 @@ def stall(tx: Tx, pk: int, token: int) -> bool:
         logger.error("Dropped the claim %d of queue %r, whose job is gone.", pk, queue)
         return True
     [job] = jobs
+    if job.options.unique_key is not None:
+        dependencies.lock_successors(tx, {pk: (queue, job.options.unique_key)})
     if cancel:
         transitions.cancel_active(tx, job, "cancelled")
         tx.note_incident(job, "cancelled")

@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from djqueue.core.errors import StorageError
-from djqueue.core.policies import NO_LIMIT, UNSET, KeyLimit, Rate, SetConcurrency, SetRate
+from djqueue.core.policies import NO_LIMIT, UNSET, Hold, KeyLimit, Rate, SetConcurrency, SetRate, standing
 from djqueue.core.states import PENDING, TERMINAL, State
-from djqueue.storage.tables.rows import group_limit_of, pair_of_limits
+from djqueue.storage.tables.rows import group_limit_of, pack_holds, pair_of_limits, unpack_holds
 
 from . import limiters, metrics, stored, transitions
 from .expiry import ExpiryStep
@@ -29,24 +29,26 @@ class StepRunner(Protocol):
 
 
 class QueueControls(NamedTuple):
-    """The pause and limits of a queue."""
+    """The pause, limits and holds of a queue."""
 
     paused: bool = False
     rate: Rate | None = None
     concurrency: int | None = None
+    holds: tuple[Hold, ...] = ()
 
 
 def controls(tx: Tx, queue: str) -> QueueControls:
-    """Return the pause and limits that apply to a queue: set at run time, or else those of its policy."""
+    """Return what applies to a queue: set at run time or, for limits, else those of its policy."""
     policy = tx.database.policy(queue)
     row = tx.row(
-        "SELECT paused, limits_set, rate_capacity, rate_per, concurrency FROM djqueue_queue_state "
+        "SELECT paused, holds, limits_set, rate_capacity, rate_per, concurrency FROM djqueue_queue_state "
         "WHERE name = ?",
         queue,
     )
-    if row is None or not row[1]:
-        return QueueControls(row is not None and bool(row[0]), policy.rate, policy.concurrency)
-    return QueueControls(bool(row[0]), *pair_of_limits(*row[2:]))
+    if row is None:
+        return QueueControls(False, policy.rate, policy.concurrency)
+    limits = pair_of_limits(*row[3:]) if row[2] else (policy.rate, policy.concurrency)
+    return QueueControls(bool(row[0]), *limits, standing(unpack_holds(row[1]), tx.now))
 
 
 def check_modes(tx: Tx) -> None:
@@ -72,6 +74,35 @@ def pause(tx: Tx, queue: str, *, paused: bool) -> None:
     tx.run("UPDATE djqueue_queue_state SET paused = ? WHERE name = ?", paused, queue)
     if not paused:
         tx.woken.add(queue)
+
+
+def hold(tx: Tx, queue: str, name: str, until: int | None, reason: str) -> None:
+    """Stop claims of the jobs of one name."""
+    stored.use(tx, queue)
+    others, _ = _other_holds(tx, queue, name)
+    _set_holds(tx, queue, [*others, Hold(name, tx.now, until, reason)])
+
+
+def release(tx: Tx, queue: str, name: str) -> bool:
+    """End a hold; return whether there was one."""
+    others, was_held = _other_holds(tx, queue, name)
+    if was_held:
+        _set_holds(tx, queue, others)
+        tx.woken.add(queue)
+    return was_held
+
+
+def _other_holds(tx: Tx, queue: str, name: str) -> tuple[list[Hold], bool]:
+    """Lock the holds of a queue; return those on other names, and whether there is one on this name."""
+    tx.touch()
+    tx.lock(limits_lock(queue))
+    holds = controls(tx, queue).holds
+    others = [one for one in holds if one.name != name]
+    return others, len(others) < len(holds)
+
+
+def _set_holds(tx: Tx, queue: str, holds: Sequence[Hold]) -> None:
+    tx.run("UPDATE djqueue_queue_state SET holds = ? WHERE name = ?", pack_holds(holds), queue)
 
 
 def set_limits(tx: Tx, queue: str, rate: SetRate, concurrency: SetConcurrency) -> None:

@@ -43,12 +43,12 @@ from djqueue.core.pages import (
     page_of,
     position_of,
 )
-from djqueue.core.policies import GLOBAL, NO_LIMIT
+from djqueue.core.policies import GLOBAL, NO_LIMIT, hold_on, standing
 from djqueue.core.states import PENDING, State
 from djqueue.core.workers import version_of
 from djqueue.storage.facets import Reads
 from djqueue.storage.tables.inspector import DatabaseInspector
-from djqueue.storage.tables.rows import pair_of_limits, unpack_options
+from djqueue.storage.tables.rows import pair_of_limits, unpack_holds, unpack_options
 
 from . import claim, deadletters, dependencies, limiters, metrics, queues, stored, upgrade, workers
 from .connections import CallThread
@@ -273,7 +273,7 @@ MAX_GROUPS = 10_000
 SUMS = ", ".join(f"SUM({name})" for name in (*TALLY, *(f"in_{state.value}" for state in STATES)))
 CONTROLS = (
     "SELECT q.name, s.paused, s.limits_set, s.rate_capacity, s.rate_per, s.concurrency, b.capacity, b.per, "
-    f"b.full_at, g.mode, ({stored.NEXT_DUE.format('q.name')}), "
+    f"b.full_at, g.mode, s.holds, ({stored.NEXT_DUE.format('q.name')}), "
     "(SELECT SUM(weight) FROM djqueue_claim WHERE queue = q.name) FROM {listed} q "
     "LEFT JOIN djqueue_queue_state s ON s.name = q.name "
     "LEFT JOIN djqueue_rate_bucket b ON b.queue = q.name AND b.name = '' "
@@ -409,6 +409,7 @@ def _overview_of(
         per,
         full_at,
         mode,
+        holds,
         due,
         weight,
     ) = row
@@ -430,6 +431,7 @@ def _overview_of(
         waiting.held,
         waiting.names,
         totals,
+        standing(unpack_holds(holds), tx.now),
     )
 
 
@@ -550,6 +552,7 @@ def _limits(tx: Tx, job: StoredJob, facts: Facts) -> Facts:
     wait = 0 if controls.rate is None else limiters.rate_tokens(tx, job.queue, "", controls.rate).wait
     return facts._replace(
         paused=controls.paused,
+        hold=hold_on(job.name, controls.holds, tx.now),
         next_token_at=tx.now + wait if wait else None,
         weight=job.options.weight,
         concurrency=controls.concurrency,

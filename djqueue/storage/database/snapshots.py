@@ -34,7 +34,14 @@ from djqueue.storage.tables import dialects as tables
 from djqueue.storage.tables import rows, schedules
 from djqueue.storage.tables.clock import set_right
 from djqueue.storage.tables.dberrors import named
-from djqueue.storage.tables.rows import TEXT_LIMIT, clean, group_limit_of, pair_of_limits
+from djqueue.storage.tables.rows import (
+    TEXT_LIMIT,
+    clean,
+    group_limit_of,
+    pack_holds,
+    pair_of_limits,
+    unpack_holds,
+)
 
 from . import queues, stored, transitions
 from .dependencies import DEPENDENCY
@@ -156,12 +163,14 @@ class Reader:
             if mode and not group:
                 modes[queue] = mode
         found = {}
-        for name, paused, are_set, capacity, per, concurrency in tx.rows(
-            "SELECT name, paused, limits_set, rate_capacity, rate_per, concurrency FROM djqueue_queue_state"
+        for name, paused, holds, are_set, capacity, per, concurrency in tx.rows(
+            "SELECT name, paused, holds, limits_set, rate_capacity, rate_per, concurrency "
+            "FROM djqueue_queue_state"
         ):
             policy, limits = tx.database.policy(name), pair_of_limits(capacity, per, concurrency)
             given = limits if are_set and limits != (policy.rate, policy.concurrency) else None
-            found[name] = QueueSettings(bool(paused), modes.get(name, ""), given, groups.get(name, {}))
+            own = modes.get(name, ""), given, groups.get(name, {})
+            found[name] = QueueSettings(bool(paused), *own, unpack_holds(holds))
         for name in {*groups, *modes} - found.keys():
             found[name] = QueueSettings(False, modes.get(name, ""), None, groups.get(name, {}))
         return found
@@ -283,7 +292,7 @@ JOB = (
     *("progress", "items", "retries"),
 )
 UNIQUE_KEY = ("queue", "key", "owner", "expires_at")
-QUEUE = ("name", "paused", "limits_set", "rate_capacity", "rate_per", "concurrency")
+QUEUE = ("name", "paused", "holds", "limits_set", "rate_capacity", "rate_per", "concurrency")
 LIMITER = ("name", "rate_capacity", "rate_per", "concurrency")
 GROUP = ("queue", "concurrency_key", "mode", "concurrency", "paused", "rate_capacity", "rate_per", "weight")
 RESTORED = {
@@ -359,7 +368,8 @@ class TableRestore:
             settings = spool.queues.get(name, QueueSettings())
             rate, concurrency = settings.limits or (None, None)
             are_set = settings.limits is not None
-            queues.append((name, settings.paused, are_set, *rate_columns(rate), concurrency))
+            holds = pack_holds(settings.holds)
+            queues.append((name, settings.paused, holds, are_set, *rate_columns(rate), concurrency))
             for group, limit in {"": NO_LIMIT, **settings.key_limits}.items():
                 mode = "" if group else settings.key_mode
                 if limit != NO_LIMIT or mode:

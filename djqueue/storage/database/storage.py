@@ -436,6 +436,12 @@ class SqlQueues(Queues):
     def is_paused(self, queue: str) -> bool:
         return self._read(lambda tx: queues.controls(tx, queue).paused, is_single=True)
 
+    def hold(self, queue: str, name: str, until: int | None, reason: str) -> None:
+        self._write(lambda tx: queues.hold(tx, queue, name, until, reason))
+
+    def release(self, queue: str, name: str) -> bool:
+        return self._write(lambda tx: queues.release(tx, queue, name))
+
     def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         self._write(lambda tx: queues.set_limits(tx, queue, rate, concurrency))
 

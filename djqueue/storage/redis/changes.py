@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from djqueue.core.errors import OptionError, StorageError
 from djqueue.core.job import DeadLetterRecord, JobRecord
-from djqueue.core.policies import KeyLimit, Rate
+from djqueue.core.policies import Hold, KeyLimit, Rate
 from djqueue.core.states import State
 from djqueue.storage.export import EventsLostError, Feed, FeedRange, Page, Places, page_of
 
@@ -63,6 +63,7 @@ class Controls(NamedTuple):
     """The overrides of a queue."""
 
     paused: bool
+    holds: tuple[Hold, ...]
     limited: bool
     rate: Rate | None
     concurrency: int | None
@@ -291,10 +292,11 @@ class ChangeStream:
 
 
 def _controls(overrides: Sequence[bytes | None], revision: bytes, groups: Any) -> Controls:
-    paused, limited, capacity, per, concurrency = overrides
+    paused, limited, capacity, per, concurrency, holds = overrides
     rate, slots = records.unpack_limits(capacity, per, concurrency)
     limits = None if groups is None else records.key_limits(groups)
-    return Controls(paused is not None, limited is not None, rate, slots, int(revision), limits)
+    own = paused is not None, records.unpack_holds(holds), limited is not None
+    return Controls(*own, rate, slots, int(revision), limits)
 
 
 class FeedPosition(NamedTuple):

@@ -7,8 +7,6 @@ it knows the nodes.
 
 import asyncio
 import math
-import os
-import select
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ import redis
 from hiredis import Reader, pack_command
 from redis import exceptions as errors
 
-from djqueue.core.deadlines import alone, remaining
+from djqueue.core.deadlines import remaining
 from djqueue.core.threads import after_fork
 
 from .connections import Connections
@@ -33,10 +31,6 @@ WAIT_SHARE = 0.8
 TO_CONNECT = 3
 """Multiple of TIMEOUT that opening a connection on an event loop may take if the caller has no deadline: each
 step has TIMEOUT, so that a slow server can be used."""
-MOMENT = 1
-"""Milliseconds for which a call that is alone on its event loop blocks it, before it waits like others."""
-PART = 1 << 16
-"""Maximum bytes of a reply that are read at once."""
 READS = 500
 """Requests that are sent before their replies are read."""
 SCRIPT_CALLS = frozenset({b"EVALSHA", b"EVAL"})
@@ -59,13 +53,6 @@ class LoopConnection(asyncio.Protocol):
         self._transport = connection._writer.transport
         self._stream = self._transport.get_protocol()
         self._transport.set_protocol(self)
-        self._poll: select.poll | None = None
-        """Waits for replies without the loop, where that is possible."""
-        is_tls = self._transport.get_extra_info("ssl_object") is not None
-        if hasattr(select, "poll") and not is_tls and not self._transport.is_closing():
-            self._socket = self._transport.get_extra_info("socket").fileno()
-            self._poll = select.poll()
-            self._poll.register(self._socket, select.POLLIN)
         self._future: asyncio.Future[list[Any]] | None = None
         self._replies: list[Any] = []
         self._count = 0
@@ -84,10 +71,6 @@ class LoopConnection(asyncio.Protocol):
         self._count = count
         self._replies = []
         self._transport.write(packed)
-        permission, poll = alone.get(), self._poll
-        if permission is not None and poll is not None and self._receive_now(poll):
-            permission.has_blocked = True
-            return self._replies
         future: asyncio.Future[list[Any]] = self._loop.create_future()
         self._future = future
         self._seconds = seconds
@@ -101,25 +84,6 @@ class LoopConnection(asyncio.Protocol):
             return await future
         finally:
             self._future = None
-
-    def _receive_now(self, poll: select.poll) -> bool:
-        """Read the replies on this thread; return False if the loop has to go on."""
-        if self._transport.get_write_buffer_size():
-            return False  # uvloop sends later
-        reader, replies = self._reader, self._replies
-        while len(replies) < self._count:
-            if not poll.poll(MOMENT):
-                return False
-            try:
-                data = os.read(self._socket, PART)
-            except OSError:
-                return False  # the loop meets the same error
-            if not data:
-                return False  # closed: the loop notices that, too
-            reader.feed(data)
-            while (reply := reader.gets()) is not NOTHING:
-                replies.append(reply)
-        return True
 
     async def close(self) -> None:
         """Close the connection, and return it to its pool, which opens it again when it is needed."""

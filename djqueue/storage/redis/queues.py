@@ -54,6 +54,16 @@ class RedisQueues(Queues):
             self._keyspace.ask(RedisCommand((b"HEXISTS", self._keyspace.keys(queue).key("meta"), b"paused")))
         )
 
+    def hold(self, queue: str, name: str, until: int | None, reason: str) -> None:
+        words = pack_text(name), until or 0, pack_text(reason)
+        self._keyspace.run_in_time(self._control(queue, "hold", *words))
+
+    def release(self, queue: str, name: str) -> bool:
+        with within(self._keyspace.options.timeout):
+            return queue in self.names() and bool(
+                self._keyspace.run(self._control(queue, "release", pack_text(name)))
+            )
+
     def set_limits(self, queue: str, rate: SetRate = UNSET, concurrency: SetConcurrency = UNSET) -> None:
         policy = self._keyspace.policy(queue)
         given = [int(rate is not UNSET), int(concurrency is not UNSET)]
@@ -92,14 +102,15 @@ class RedisQueues(Queues):
             if not after:
                 return
 
-    def _control(self, queue: str, operation: str, *arguments: Any) -> Steps[None]:
+    def _control(self, queue: str, operation: str, *arguments: Any) -> Steps[int]:
         # One round trip, in this order.
-        yield [
+        *_, [_, reply] = yield [
             *self._keyspace.listing({queue}),
             ScriptCall(script("control"), self._keyspace.keys(queue), [operation, *arguments]),
         ]
         self._keyspace.cached_names.forget()
         self._keyspace.known.add(queue)
+        return int(reply)
 
     def clean(self, queue: str, states: frozenset[State], before: int, limit: int | None = None) -> int:
         return self._keyspace.run(self._clean(queue, states - {State.ACTIVE}, before, limit))

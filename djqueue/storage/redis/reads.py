@@ -43,7 +43,7 @@ from djqueue.core.pages import (
     position_of,
     summary_of,
 )
-from djqueue.core.policies import GLOBAL, NO_LIMIT, QueuePolicy, Rate
+from djqueue.core.policies import GLOBAL, NO_LIMIT, QueuePolicy, Rate, hold_on, standing
 from djqueue.core.states import PENDING, State
 from djqueue.core.workers import version_of
 from djqueue.storage.facets import Reads
@@ -520,13 +520,15 @@ def _facts_of(queue: str, job_id: str, policy: QueuePolicy, reply: Sequence[Any]
     facts = Facts(at, queue, job_id, record.name, record.state, record.run_at, worker=record.worker)
     if record.state not in PENDING:
         return facts._replace(lease_until=int(float(lease)) if lease else None)
-    rate, concurrency, _ = _limits(policy, overrides[1:], at)
-    missing = 0 if rate is None else rate.per - _bucket_parts(rate, overrides[5:], at)
+    paused, *limited, holds = overrides
+    rate, concurrency, _ = _limits(policy, limited, at)
+    missing = 0 if rate is None else rate.per - _bucket_parts(rate, limited[4:], at)
     dependencies = [Dependency(text(unmet[at]), text(unmet[at + 1]), None) for at in range(0, len(unmet), 2)]
     if followed:
         dependencies.insert(0, Dependency(queue, text(followed), None))
     facts = facts._replace(
-        paused=overrides[0] is not None,
+        paused=paused is not None,
+        hold=hold_on(record.name, records.unpack_holds(holds), at),
         unmet=tuple(dependencies),
         next_token_at=at - -missing // rate.capacity if rate is not None and missing > 0 else None,
         weight=record.options.weight,
@@ -582,7 +584,7 @@ def _links(
 
 def _overview(name: str, policy: QueuePolicy, reply: Sequence[Any]) -> QueueOverview:
     now, counters, delayed, active, failed, existing, due, oldest, overrides, kept = reply
-    paused, mode, *limited = overrides
+    paused, mode, *limited, holds = overrides
     numbers = _counters(counters)
     rate, concurrency, tokens = _limits(policy, limited, int(now))
     names = {word[2:]: number for word, number in numbers.items() if word.startswith("n:")}
@@ -601,6 +603,7 @@ def _overview(name: str, policy: QueuePolicy, reply: Sequence[Any]) -> QueueOver
         numbers.get("p", 0),
         names,
         _totals(kept, existing, active, counts),
+        standing(records.unpack_holds(holds), int(now)),
     )
 
 

@@ -26,7 +26,15 @@ from djqueue.core.job import (
 )
 from djqueue.core.options import JobOptions
 from djqueue.core.pages import are_readable
-from djqueue.core.policies import DeadLetterPolicy, KeyLimit, KeyLimitChanges, QueuePolicy, Rate, Retention
+from djqueue.core.policies import (
+    DeadLetterPolicy,
+    Hold,
+    KeyLimit,
+    KeyLimitChanges,
+    QueuePolicy,
+    Rate,
+    Retention,
+)
 from djqueue.core.states import State
 
 CODES = {
@@ -530,6 +538,17 @@ def group_words(overrides: KeyLimitChanges) -> list[bytes]:
 
 
 UNCHANGED = "-"
+
+
+def pack_holds(holds: Iterable[Hold]) -> bytes:
+    """Encode holds: see `control.lua`."""
+    return pack([[hold.name, hold.since, hold.until or 0, hold.reason] for hold in holds])
+
+
+def unpack_holds(data: bytes | None) -> tuple[Hold, ...]:
+    """Decode holds, by name, among them some that have ended."""
+    found = [] if data is None else unpack(data)
+    return tuple(sorted(Hold(name, since, until or None, reason) for name, since, until, reason in found))
 
 
 def pack_groups(policy: QueuePolicy) -> int | bytes:

@@ -51,7 +51,7 @@ BEHIND_READY = 1 << 61
 """Added to the places of such jobs, which come after those that are ready."""
 CANCEL, RETRIES = 10, 11
 """Indices in the body of a state entry."""
-META = (b"paused", b"mode", b"limited", b"capacity", b"per", b"concurrency")
+META = (b"paused", b"mode", b"limited", b"capacity", b"per", b"concurrency", b"holds")
 logger = Log("djqueue.redis")
 
 
@@ -335,19 +335,19 @@ def settings(keyspace: Keyspace, queue: str) -> Steps[QueueSettings]:
         RedisCommand((b"HMGET", keys.key("meta"), *META)),
         RedisCommand((b"HGETALL", keys.key("groups"))),
     ]
-    paused, mode, limited, capacity, per, concurrency = meta
+    paused, mode, limited, capacity, per, concurrency, holds = meta
     limits = None
     if limited:
         limits = records.unpack_limits(capacity, per, concurrency)
         policy = keyspace.policy(queue)
         limits = None if limits == (policy.rate, policy.concurrency) else limits
     overrides = {group or "": limit for group, limit in records.key_limits(groups).items()}
-    return QueueSettings(bool(paused), text(mode or b""), limits, overrides)
+    return QueueSettings(bool(paused), text(mode or b""), limits, overrides, records.unpack_holds(holds))
 
 
 def limiter_settings(keyspace: Keyspace, name: str) -> Steps[LimiterSettings | None]:
     """Return what was set on a limiter; None if nothing was."""
-    [overrides] = yield [RedisCommand((b"HMGET", keyspace.limiter(name).key("overrides"), *META[2:]))]
+    [overrides] = yield [RedisCommand((b"HMGET", keyspace.limiter(name).key("overrides"), *META[2:6]))]
     limited, *limits = overrides
     return LimiterSettings(name, *records.unpack_limits(*limits)) if limited is not None else None
 

@@ -1,6 +1,6 @@
 """The changes of the engine that are not in the tables yet, and the rows that they make."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from django.db.models import Model
@@ -26,6 +26,7 @@ from djqueue.storage.tables.rows import (
     bucket_row,
     bucket_values,
     group_row,
+    pack_holds,
     raw_values,
 )
 
@@ -43,8 +44,9 @@ WHOLE = (*rows.NEW_JOB, *(name for name in STATE if name not in rows.NEW_JOB))
 MORE = [STATE.index(name) for name in WHOLE[len(rows.NEW_JOB) :]]
 """Places in `STATE` of the columns that a new row does not have."""
 LIMITER_STATE = ("name", "rate_capacity", "rate_per", "concurrency")
+MODELS_OF_JOBS: tuple[type[Model], ...] = (models.Job, *rows.OWNED)
 MODELS: tuple[type[Model], ...] = (
-    *(models.Job, *rows.OWNED),
+    *MODELS_OF_JOBS,
     *(models.QueueState, models.GroupState, models.LimiterState, models.MetricBucket),
 )
 """The tables that the scheduler writes."""
@@ -62,6 +64,22 @@ class TableChange(NamedTuple):
     """Columns that identify a row; without any, rows are added."""
     constants: Mapping[str, Any] | None = None
 
+    @property
+    def is_of_jobs(self) -> bool:
+        """Whether each row begins with the key of a job."""
+        return self.model in MODELS_OF_JOBS
+
+    def of(self, jobs: Container[JobKey]) -> "TableChange":
+        """Return the rows of these jobs."""
+        rows = [row for row in self.rows if row[:2] in jobs] if self.is_of_jobs else ()
+        return self._replace(rows=rows)
+
+    def without(self, jobs: Container[JobKey]) -> "TableChange":
+        """Return the other rows."""
+        return (
+            self._replace(rows=[row for row in self.rows if row[:2] not in jobs]) if self.is_of_jobs else self
+        )
+
     def apply(self, dialect: Dialect) -> None:
         """Write the change."""
         if self.kind == "insert":
@@ -70,6 +88,10 @@ class TableChange(NamedTuple):
             dialect.update(self.model, self.key, self.fields, self.rows)
         else:
             dialect.delete(self.model, self.key, self.rows)
+
+
+OF_JOBS = ("jobs", "gone", "died", "revived", "restarted", "items", "lines", "logs", "trimmed")
+"""Attributes of `UnwrittenChanges` by job."""
 
 
 class UnwrittenChanges:
@@ -155,6 +177,20 @@ class UnwrittenChanges:
         self.everything |= later.everything
         self.waiting, self.durable, self.generation = later.waiting, later.durable, later.generation
 
+    def take(self, keys: Container[JobKey]) -> "UnwrittenChanges":
+        """Return the changes of these jobs, whose rows may be missing, and remove them from these."""
+        taken = UnwrittenChanges(self.generation)
+        for name in OF_JOBS:
+            noted = getattr(self, name)
+            for one in [one for one in noted if key_of(one) in keys]:
+                getattr(taken, name)[one] = noted.pop(one)
+        taken.jobs = dict.fromkeys(taken.jobs, True)
+        return taken
+
+    def touched(self, keys: Container[JobKey]) -> set[JobKey]:
+        """Return those of the jobs that have changed."""
+        return {key for name in OF_JOBS for one in getattr(self, name) if (key := key_of(one)) in keys}
+
     # Rows. The caller holds all locks of the engine.
 
     def tables(self, context: EngineContext) -> list[TableChange]:
@@ -162,7 +198,7 @@ class UnwrittenChanges:
         found: list[TableChange] = []
         if self.gone:
             gone = list(self.gone)
-            found += [TableChange("delete", model, (), gone) for model in (models.Job, *rows.OWNED)]
+            found += [TableChange("delete", model, (), gone) for model in MODELS_OF_JOBS]
         self._jobs(found, context)
         self._parts(found, context)
         self._settings(found, context)
@@ -260,7 +296,8 @@ class UnwrittenChanges:
             settings = settings_of(queue)
             rate, concurrency = settings.limits or (None, None)
             pair = (None, None) if rate is None else (rate.capacity, rate.per)
-            queues.append((name, settings.paused, *pair, concurrency, settings.limits is not None))
+            limits = *pair, concurrency, pack_holds(settings.holds), settings.limits is not None
+            queues.append((name, settings.paused, *limits))
             for group, limit in {"": NO_LIMIT, **settings.key_limits}.items():
                 mode = "" if group else settings.key_mode
                 if (row := group_row(name, group, limit, mode)) is not None:
@@ -280,6 +317,11 @@ class UnwrittenChanges:
             TableChange("delete", models.LimiterState, (), as_configured, ("name",)),
             TableChange("insert", models.LimiterState, LIMITER_STATE, limiters, ("name",)),
         )
+
+
+def key_of(job: EngineJob | JobKey) -> JobKey:
+    """Return the key of a job, or of one that is gone."""
+    return job if isinstance(job, tuple) else (job.queue, job.id)
 
 
 def _queue_of(context: EngineContext, job: EngineJob) -> JobQueue | None:

@@ -2,18 +2,19 @@
 
 A transaction has everything that has changed since the last one, as of one moment. It begins `WINDOW` after
 the first change, with `WINDOW_JOBS` changed jobs, or as soon as a caller waits for it. After an error, the
-same changes are written again, with those that followed.
+same changes are written again, with those that followed. Jobs whose rows the database refuses are left out,
+and are written again later.
 """
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 from typing import Any
 
-from django.db import Error, connections
+from django.db import Error, connections, transaction
 
 from djqueue import models
 from djqueue.core.clock import Clock
@@ -21,10 +22,10 @@ from djqueue.core.deadlines import GrowingPause, remaining
 from djqueue.core.engine import Engine
 from djqueue.core.engine.changes import Journal
 from djqueue.core.enginejob import EngineJob
-from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.errors import JobNotStoredError, StorageUnavailableError
 from djqueue.core.job import DeadLetterRecord
 from djqueue.core.logs import Log
-from djqueue.core.messages import in_one_line
+from djqueue.core.messages import hide_row, in_one_line, numbered
 from djqueue.core.options import JobKey
 from djqueue.core.overview import Finding
 from djqueue.core.threads import start_daemon
@@ -35,6 +36,7 @@ from djqueue.storage.tables.dberrors import (
     locked_tables,
     named,
     problem,
+    refuses_rows,
     remedy,
 )
 from djqueue.storage.tables.dialects import Dialect
@@ -54,6 +56,14 @@ KEEP_EVERY = 1.0
 """Seconds between two looks at the lease while there is nothing to write."""
 FIRST_RETRY, LAST_RETRY = 0.1, 5.0
 """Seconds before changes are written again after an error: first and longest wait, with doubling."""
+MAX_LEFT_OUT = 500
+"""Maximum number of jobs that are left out because the database refuses their rows. With more, nothing is
+written.
+"""
+MAX_TRIES = 200
+"""Maximum number of sets of jobs that are tried in one transaction to find them."""
+LEFT_OUT_FOR = 60.0
+"""Seconds before they are written again, unless they change."""
 CLOSE_PATIENCE = 10.0
 """Seconds for which closing tries to write the rest."""
 
@@ -82,6 +92,13 @@ class TableJournal(Journal):
         self._lost = lost
         self._changed = threading.Condition(threading.Lock())
         self._changes = UnwrittenChanges(1)
+        self._left_out = UnwrittenChanges(0)
+        """Changes of the jobs whose rows the database refuses."""
+        self._refused: dict[JobKey, str] = {}
+        """The errors of these jobs, until their rows are written."""
+        self._again: set[JobKey] = set()
+        """Those of them that are written now."""
+        self._again_at = 0.0
         self._in_flight = 0
         self._flushing = threading.Lock()
         self._known: set[str] = set()
@@ -113,6 +130,8 @@ class TableJournal(Journal):
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+        if refused := self._about_refused():
+            logger.error("Stopped without the last changes of %s", refused)
         if self._changes:
             raise StorageUnavailableError(
                 f"the last changes of {len(self._changes)} jobs were not written: {self._failure}"
@@ -134,7 +153,18 @@ class TableJournal(Journal):
         return self._failure
 
     def problems(self) -> list[Finding]:
-        """Return what keeps changes from being written: who has locked the tables, otherwise the error."""
+        """Return what keeps changes from being written: who has locked the tables, otherwise the error.
+
+        The jobs whose rows the database refuses are a problem of their own.
+        """
+        refused = self._about_refused()
+        if not refused:
+            return self._problems_of_all()
+        what_to_do = "Change the trigger, the constraint or the value that is the reason, or remove the jobs."
+        text = f"only the scheduler's memory has the last changes of {refused}"
+        return [*self._problems_of_all(), problem(text, what_to_do)]
+
+    def _problems_of_all(self) -> list[Finding]:
         failure, waits = self._failure, monotonic() - self._began
         if failure is None and waits < LOCKED_FOR:
             return []
@@ -248,6 +278,7 @@ class TableJournal(Journal):
             new = self._changes = UnwrittenChanges(changes.generation)
             new.everything = True
             new.waiting, new.durable = changes.waiting, changes.durable
+            self._left_out, self._refused = UnwrittenChanges(0), {}
 
     # Waiting.
 
@@ -275,6 +306,35 @@ class TableJournal(Journal):
             raise StorageUnavailableError(
                 f"the change was made, but is not written yet: {self._unwritten(outcome[0])}"
             )
+
+    def check_stored(self, jobs: Sequence[JobKey], *, all_of_them: bool = False) -> None:
+        """Raise JobNotStoredError if the database refuses the rows of one of these jobs.
+
+        Args:
+            jobs: Jobs whose changes have been waited for.
+            all_of_them: Raise it only if the database refuses the rows of all.
+        """
+        refused = self._refused
+        places = [place for place, key in enumerate(jobs) if key in refused] if refused else []
+        if places and (not all_of_them or len(places) == len(jobs)):
+            queue, job_id = key = jobs[places[0]]
+            others = f", and {numbered(len(places) - 1, 'other')}" if len(places) > 1 else ""
+            raise JobNotStoredError(
+                f"job {job_id!r} of queue {queue!r}{others}: the change was made, but is only in the "
+                f"scheduler's memory, because the database {self._dialect.alias!r} refuses it: "
+                f"{refused.get(key)}",
+                places,
+            )
+
+    def _about_refused(self) -> str:
+        refused = list(self._refused.items())
+        if not refused:
+            return ""
+        (queue, job_id), error = refused[0]
+        return (
+            f"{numbered(len(refused), 'job')}, because the database {self._dialect.alias!r} refuses the "
+            f"rows, such as those of job {job_id!r} of queue {queue!r}: {error}"
+        )
 
     def wait_for_room(self) -> None:
         """Wait while too many changes are not written. Raises StorageUnavailableError at the deadline."""
@@ -359,11 +419,13 @@ class TableJournal(Journal):
         """Write everything that has changed, in one transaction. Raises the error if that fails."""
         with self._flushing:
             self._began = monotonic()
+            if self._refused:
+                self._add_left_out()
             changes, metrics = self._changes, self._metrics.take()
             try:
                 changes, tables = self._cut()
                 if changes or metrics:
-                    self._write(changes, tables + metrics)
+                    self._write_or_leave_out(changes, tables, metrics)
                 else:
                     self._lease.renew_if_due()
             except BaseException as error:
@@ -373,6 +435,20 @@ class TableJournal(Journal):
             finally:
                 self._began = math.inf
             self._succeed(changes)
+
+    def _add_left_out(self) -> None:
+        """Add the changes that were left out: those of jobs that have changed, or after a while all."""
+        with self._changed:
+            if monotonic() >= self._again_at:
+                self._again_at = monotonic() + LEFT_OUT_FOR
+                again = set(self._refused)
+            else:
+                again = self._changes.touched(self._refused)
+            if again:
+                self._again |= again
+                first = self._left_out.take(again)
+                first.follow(self._changes)
+                self._changes = first
 
     def _cut(self) -> tuple[UnwrittenChanges, list[TableChange]]:
         """Take the changes, and make their rows while nothing else changes."""
@@ -412,6 +488,59 @@ class TableJournal(Journal):
                         changes.items[job] = list(enumerate(job.stream.items))
         changes.limiters |= set(context.limiters)
 
+    def _write_or_leave_out(
+        self, changes: UnwrittenChanges, tables: list[TableChange], metrics: list[TableChange]
+    ) -> None:
+        """Write changes, without those of jobs whose rows the database refuses."""
+        try:
+            self._write(changes, tables + metrics)
+            return
+        except Exception as error:
+            # In the transaction of a restore, its caller gets the error.
+            if not refuses_rows(error) or self._dialect.connection.in_atomic_block:
+                raise
+            refused = self._find_refused(tables)
+            if not refused:
+                raise
+        new = refused.keys() - self._refused.keys()
+        with self._changed:
+            if not self._refused:
+                self._again_at = monotonic() + LEFT_OUT_FOR
+            self._left_out.follow(changes.take(refused))
+            self._refused |= refused
+            self._again -= refused.keys()
+        if new:
+            text = "Left out %s, because the database refuses the rows, such as those of job %r of %r: %s"
+            queue, job_id = key = min(new)
+            logger.error(text, numbered(len(new), "job"), job_id, queue, refused[key])
+        self._write(changes, [change.without(refused) for change in tables] + metrics)
+
+    def _find_refused(self, tables: Sequence[TableChange]) -> dict[JobKey, str]:
+        """Return the jobs whose rows the database refuses, with its errors. Try halves in savepoints."""
+        keys = list(dict.fromkeys(row[:2] for change in tables if change.is_of_jobs for row in change.rows))
+        found: dict[JobKey, str] = {}
+        left, room = [keys], MAX_LEFT_OUT - len(self._refused.keys() - self._again)
+        with self._dialect.transaction():
+            for _ in range(MAX_TRIES):
+                if not left or len(found) == room:
+                    break
+                some = left.pop()
+                try:
+                    with self._dialect.transaction():
+                        for change in tables:
+                            if (part := change.of(set(some))).rows:
+                                part.apply(self._dialect)
+                except Exception as error:
+                    if not refuses_rows(error):
+                        raise
+                    if len(some) == 1:
+                        found[some[0]] = in_one_line(error)
+                    else:
+                        middle = len(some) // 2
+                        left += [some[middle:], some[:middle]]
+            transaction.set_rollback(True, using=self._dialect.alias)
+        return found
+
     def _write(self, changes: UnwrittenChanges, tables: list[TableChange]) -> None:
         self._dialect.tune()
         with self._dialect.transaction(durable=changes.durable):
@@ -429,6 +558,9 @@ class TableJournal(Journal):
             if self._failure is not None:
                 logger.warning("Changed jobs can be written again; nothing was lost.")
             self._failure = None
+            for key in self._again:
+                self._refused.pop(key, None)
+            self._again.clear()
             self._in_flight = 0
             self.written = changes.generation
             self._changed.notify_all()
@@ -436,6 +568,7 @@ class TableJournal(Journal):
             done(None)
 
     def _fail(self, changes: UnwrittenChanges, error: BaseException) -> None:
+        hide_row(error)
         with self._changed:
             waiting, changes.waiting = changes.waiting, []
             if changes is not self._changes:

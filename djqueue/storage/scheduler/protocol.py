@@ -49,7 +49,7 @@ OPERATIONS = {
 """Operations that are the same in the scheduler and elsewhere. `emit`, `enqueue` and `finish` are not."""
 QUEUE_SETTINGS = frozenset(
     {"queues.pause", "queues.resume", "queues.pause_key", "queues.resume_key", "queues.set_limits"}
-    | {"queues.set_key_limit", "queues.obliterate"}
+    | {"queues.set_key_limit", "queues.obliterate", "queues.hold", "queues.release"}
 )
 LIMITER_SETTINGS = frozenset({"limiters.set"})
 REMOVALS = frozenset({"queues.clean", "queues.obliterate"})

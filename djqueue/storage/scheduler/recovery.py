@@ -101,7 +101,8 @@ def _settings(alias: str, engine: Engine) -> None:
         policy = context.policy(row.name)
         policy.check_mode(row.name, modes.get(row.name, policy.key_mode))
         are_set = rows.limits(row) if row.limits_set else None
-        settings = QueueSettings(row.paused, "", are_set, groups.get(row.name, {}))
+        holds = rows.unpack_holds(row.holds)
+        settings = QueueSettings(row.paused, "", are_set, groups.get(row.name, {}), holds)
         apply_settings(context, row.name, settings)
     for limiter in models.LimiterState.objects.using(alias):
         context.limiter(limiter.name).change(*rows.limits(limiter), set())

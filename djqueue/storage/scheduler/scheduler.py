@@ -225,6 +225,11 @@ class JobScheduler:
         if operation in WRITTEN:
             with within(LONG_TIMEOUT if operation in LONG else FOR_COMMIT * self._timeout):
                 self.journal.wait()
+            if operation.startswith("jobs."):
+                queue, ids = args[2 if operation == "jobs.move" else 0], args[1]
+                keys = [(queue, job_id) for job_id in ([ids] if isinstance(ids, str) else ids)]
+                # Otherwise, one of them would keep a bulk operation from going on.
+                self.journal.check_stored(keys, all_of_them=True)
         return answer
 
     def subscribe(self, operation: str, args: Sequence[Any], handler: Callable[..., None]) -> Unsubscribe:
@@ -260,6 +265,7 @@ class JobScheduler:
         with within(FOR_COMMIT * patience):
             if is_durable or written:
                 self.journal.wait(durable=True)
+                self.journal.check_stored([(result.queue, result.id) for result in results])
             else:
                 self.journal.wait_for_room()
         return results

@@ -13,13 +13,22 @@ from traceback import walk_tb
 from types import TracebackType
 from typing import Any, NoReturn
 
-from django.db import Error, InterfaceError, InternalError, OperationalError, ProgrammingError, connections
+from django.db import (
+    DataError,
+    Error,
+    IntegrityError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+)
 from django.db.transaction import TransactionManagementError
 
 from djqueue import migrations
 from djqueue.core import procfs
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.messages import in_one_line
+from djqueue.core.messages import hide_row, in_one_line
 from djqueue.core.overview import Finding
 
 REFUSED = re.compile(
@@ -149,6 +158,15 @@ AWAY = (OperationalError, InterfaceError, InternalError, ProgrammingError)
 """Errors of an unreachable server or missing tables."""
 
 
+def refuses_rows(error: Exception) -> bool:
+    """Return whether a database may have refused the values of some rows, and may take the others."""
+    state = getattr(error.__cause__, "sqlstate", None) or ""
+    if not state:
+        return isinstance(error, (DataError, IntegrityError, ValueError, OverflowError))
+    # P0001: a trigger of the project has raised an exception. 54: the row is too large for an index.
+    return state == "P0001" or state[:2] in ("22", "23", "44", "54")
+
+
 class NamedErrors:
     """Converts database errors in a block. Stateless, so that blocks and threads can share one."""
 
@@ -176,6 +194,7 @@ def named(alias: str) -> NamedErrors:
 
 def raise_named(alias: str, error: Error) -> NoReturn:
     """Raise the user's error for a database error."""
+    hide_row(error)
     # A broken transaction is the caller's responsibility.
     if not isinstance(error, AWAY) or isinstance(error, TransactionManagementError):
         raise error

@@ -16,7 +16,7 @@ from djqueue.core.metrics import COUNTS, PARTS, Values
 from djqueue.core.options import MSGPACK, JobKey, JobOptions
 from djqueue.core.overview import Totals
 from djqueue.core.pages import JobSummary
-from djqueue.core.policies import NO_LIMIT, Keep, KeepResults, KeyLimit, Rate
+from djqueue.core.policies import NO_LIMIT, Hold, Keep, KeepResults, KeyLimit, Rate
 from djqueue.core.states import State
 from djqueue.core.workers import WorkerInfo
 
@@ -106,6 +106,17 @@ def pair_of_limits(
 ) -> tuple[Rate | None, int | None]:
     """Return rate and concurrency of the values of these columns."""
     return (Rate(capacity, per or 1_000) if capacity else None), concurrency
+
+
+def pack_holds(holds: Iterable[Hold]) -> str:
+    """Return the column with the holds of a queue."""
+    packed = [list(hold) for hold in sorted(holds)]
+    return json.dumps(packed) if packed else ""
+
+
+def unpack_holds(column: str | None) -> tuple[Hold, ...]:
+    """Return the holds of a column, by name, among them some that have ended."""
+    return tuple(Hold(*hold) for hold in json.loads(column)) if column else ()
 
 
 def pack_options(options: JobOptions) -> bytes:
@@ -359,7 +370,7 @@ def _of(model: type[Model], alias: str) -> QuerySet[Any]:
     return model._default_manager.using(alias)
 
 
-QUEUE_STATE = ("name", "paused", "rate_capacity", "rate_per", "concurrency")
+QUEUE_STATE = ("name", "paused", "rate_capacity", "rate_per", "concurrency", "holds")
 GROUP_STATE = (
     "queue",
     "concurrency_key",

@@ -9,6 +9,7 @@ from djqueue.core.states import State
 from djqueue.storage.base import Storage
 
 from ..factories import (
+    NAME,
     QUEUE,
     UPSTREAM,
     a_blocked_job,
@@ -108,6 +109,13 @@ def a_resume(_: "EventsContract", storage: Storage) -> Doing:
     return lambda: storage.queues.resume(QUEUE)
 
 
+def a_hold_released(_: "EventsContract", storage: Storage) -> Doing:
+    """The end of a hold."""
+    storage.queues.hold(QUEUE, NAME, None, "")
+    enqueue(storage)
+    return lambda: storage.queues.release(QUEUE, NAME)
+
+
 def a_dependency_met(_: "EventsContract", storage: Storage) -> Doing:
     """The end of a blocked job's dependency in another queue."""
     a_blocked_job(storage)
@@ -158,6 +166,7 @@ WAKING: list[Prepare] = [
     a_stall,
     a_retried_dead_letter,
     a_resume,
+    a_hold_released,
     a_dependency_met,
     a_group_freed,
     a_groups_head_cancelled,

@@ -381,6 +381,16 @@ class InsightContract(StorageCase):
         storage.queues.pause(QUEUE)
         assert explain(storage, grouped).verdict == explain(storage, other).verdict == "paused"
 
+    def test_explanation_of_held_job_has_end_and_reason_of_the_hold(self, storage: Storage) -> None:
+        held, other = enqueue(storage), enqueue(storage, name="other")
+        until = self.now(storage) + LATER
+        storage.queues.hold(QUEUE, NAME, until, "the provider is down")
+
+        found = explain(storage, held)
+
+        assert (found.verdict, found.until, found.reason) == ("held", until, "the provider is down")
+        assert explain(storage, other).verdict == "no_worker"
+
     def test_explanation_of_delayed_job_has_its_run_time(self, storage: Storage) -> None:
         delayed = a_delayed_job(storage)
 
@@ -880,6 +890,10 @@ class InsightContract(StorageCase):
         storage.queues.resume(QUEUE)
         differs()
         storage.queues.set_limits(QUEUE, None, 3)
+        differs()
+        storage.queues.hold(QUEUE, "held", None, "")
+        differs()
+        storage.queues.release(QUEUE, "held")
         differs()
         storage.workers.register(worker("w-version"))
         differs()

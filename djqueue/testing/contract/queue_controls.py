@@ -1,13 +1,15 @@
-"""Queue controls: pause, clean, remove, obliterate, and that they leave nothing behind."""
+"""Queue controls: pause, holds, clean, remove, obliterate, and that they leave nothing behind."""
 
 import pytest
 
 from djqueue.core.errors import StorageError
+from djqueue.core.policies import Rate
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.storage.base import Storage
 
 from ..factories import (
     JOB_IN,
+    NAME,
     QUEUE,
     a_completed_job,
     a_delayed_job,
@@ -27,7 +29,7 @@ from ..factories import (
     retrying,
     state,
 )
-from .case import LATER, SOON, StorageCase, nothing_changes, recorded
+from .case import LATER, SOON, WHILE, StorageCase, nothing_changes, recorded
 
 
 class QueueControlsContract(StorageCase):
@@ -97,6 +99,111 @@ class QueueControlsContract(StorageCase):
         storage.queues.pause(QUEUE)
 
         assert storage.claim(request()).wait is None
+
+    # Holds.
+
+    def test_held_jobs_wait_in_their_order_while_others_start(self, storage: Storage) -> None:
+        held = [enqueue(storage, name="mail"), enqueue(storage, name="mail", priority=-1)]
+        other = enqueue(storage)
+        storage.queues.hold(QUEUE, "mail", None, "the provider is down")
+        held.insert(1, enqueue(storage, name="mail"))
+        urgent = enqueue(storage, name="mail", priority=5)
+
+        assert claim_ids(storage, 10, names=[NAME, "mail"]) == [other]
+        later = enqueue(storage)
+        assert claim_ids(storage, 10, names=["mail"]) == []
+        assert claim_ids(storage, 10, names=[NAME, "mail"]) == [later]
+        assert counts(storage) == {State.WAITING: 4, State.ACTIVE: 2}
+        assert storage.reads.waiting_names(QUEUE) == {"mail": 4}
+        [overview] = storage.reads.overview([QUEUE]).queues
+        [hold] = overview.holds
+        assert (hold.name, hold.until, hold.reason) == ("mail", None, "the provider is down")
+        assert abs(hold.since - self.now(storage)) < 60_000
+        assert overview.held == 4
+
+        assert storage.queues.release(QUEUE, "mail")
+        assert not storage.queues.release(QUEUE, "mail")
+        assert storage.reads.overview([QUEUE]).queues[0].holds == ()
+        assert claim_ids(storage, 10, names=[NAME, "mail"]) == [urgent, *held]
+
+    def test_hold_ends_at_its_time(self, storage: Storage) -> None:
+        held = enqueue(storage)
+        storage.queues.hold(QUEUE, NAME, self.now(storage) + WHILE, "")
+
+        answer = storage.claim(request(10))
+        assert answer.jobs == []
+        assert answer.wait is not None
+        assert 0 < answer.wait <= WHILE
+        self.advance(WHILE + 1)
+
+        assert storage.reads.overview([QUEUE]).queues[0].holds == ()
+        assert claim_ids(storage, 10) == [held]
+
+    def test_hold_has_no_wait_without_jobs_or_end(self, storage: Storage) -> None:
+        storage.queues.hold(QUEUE, "other", self.now(storage) + WHILE, "")
+        storage.queues.hold(QUEUE, NAME, None, "")
+        enqueue(storage)
+
+        assert storage.claim(request()).wait is None
+
+    def test_hold_lets_active_jobs_end_and_keeps_their_retries(self, storage: Storage) -> None:
+        retried, _ = enqueue_many(storage, 2)
+        first, second = claim(storage, 2)
+        storage.queues.hold(QUEUE, NAME, None, "")
+        assert finish(storage, retrying(first), completing(second)) == [True, True]
+
+        assert claim(storage, 10) == []
+        assert counts(storage) == {State.WAITING: 1, State.COMPLETED: 1}
+        storage.queues.release(QUEUE, NAME)
+        assert claim_ids(storage, 10) == [retried]
+
+    def test_held_jobs_become_due_and_can_be_cancelled_and_moved(self, storage: Storage) -> None:
+        storage.queues.hold(QUEUE, NAME, None, "")
+        delayed = enqueue(storage, delay=SOON)
+        cancelled, moved = enqueue_many(storage, 2)
+        assert claim(storage, 10) == []
+
+        assert [one.status for one in storage.jobs.cancel(QUEUE, [cancelled])] == ["cancelled"]
+        storage.jobs.move(QUEUE, [moved], "free")
+        self.pass_time(storage, SOON + 1)
+
+        assert claim_ids(storage, 10) == [moved]
+        assert counts(storage)[State.CANCELLED] == 1
+        storage.queues.release(QUEUE, NAME)
+        assert claim_ids(storage, 10) == [delayed]
+
+    def test_hold_affects_only_its_queue_and_is_obliterated_with_it(self, storage: Storage) -> None:
+        storage.queues.hold("left", NAME, None, "")
+        enqueue(storage, queue="left")
+        right = enqueue(storage, queue="right")
+
+        assert claim_ids(storage, 10) == [right]
+        storage.queues.obliterate("left")
+        again = enqueue(storage, queue="left")
+        assert claim_ids(storage, 10) == [again]
+
+    def test_later_hold_replaces_an_earlier_one(self, storage: Storage) -> None:
+        for until in (None, self.now(storage) + LATER):
+            storage.queues.hold(QUEUE, NAME, until, "again")
+        storage.queues.hold(QUEUE, "another", None, "")
+        held = enqueue(storage)
+
+        holds = storage.reads.overview([QUEUE]).queues[0].holds
+        assert [(one.name, one.until) for one in holds] == [("another", None), (NAME, until)]
+        assert claim(storage) == []
+        storage.queues.release(QUEUE, NAME)
+        assert claim_ids(storage) == [held]
+
+    def test_limited_queue_gives_its_slots_to_jobs_that_are_not_held(self, storage: Storage) -> None:
+        storage.queues.set_limits(QUEUE, Rate(10, 600_000), 2)
+        enqueue_many(storage, 3, name="mail", priority=9)
+        storage.queues.hold(QUEUE, "mail", None, "")
+        others = enqueue_many(storage, 3)
+
+        claimed = claim(storage, 10, names=[NAME, "mail"])
+        assert [one.id for one in claimed] == others[:2]
+        finish(storage, *map(completing, claimed))
+        assert claim_ids(storage, 10, names=[NAME, "mail"]) == others[2:]
 
     # Remove.
 

@@ -127,6 +127,7 @@ class Reference:
         self.jobs: list[ModelJob] = []
         self.queues: set[str] = set(observed)
         self.paused: set[str] = set()
+        self.held: set[tuple[str, str]] = set()
         self.limits: dict[str, ModelBucket] = {}
         self.key_limits: dict[tuple[str, str | None], KeyLimit] = {}
         self.paused_groups: set[tuple[str, str]] = set()
@@ -617,6 +618,7 @@ class Reference:
         is_waiting = any(name == queue for name, _ in self.group_waits)
         if slots <= 0 or queue in self.paused or not (self.ready(queue) or self.delayed(queue) or is_waiting):
             return claimed, None
+        names = frozenset(name for name in names if (queue, name) not in self.held)
         self.promote_due(queue)
         self.end_group_waits(queue)
         limits = self.limits_of(queue)
@@ -914,6 +916,7 @@ class Reference:
         for job in jobs:
             self.discard(job)
         self.paused.discard(queue)
+        self.held = {key for key in self.held if key[0] != queue}
         self.limits.pop(queue, None)
         self.key_limits = {key: limit for key, limit in self.key_limits.items() if key[0] != queue}
         self.paused_groups = {key for key in self.paused_groups if key[0] != queue}

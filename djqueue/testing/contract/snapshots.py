@@ -10,6 +10,7 @@ import pytest
 from djqueue.core.errors import OptionError, SnapshotTargetError
 from djqueue.core.policies import Rate
 from djqueue.core.states import State
+from djqueue.core.units import LATEST
 from djqueue.storage.base import Storage
 from djqueue.storage.snapshots import DEAD, JOB, KINDS, Part, SnapshotCounts
 
@@ -91,6 +92,8 @@ def fill(storage: Storage) -> None:
     enqueue(storage, id="very last", lifo=True)
     enqueue(storage, id="heavy", weight=3, priority=7, max_attempts=9)
     storage.queues.pause("paused")
+    storage.queues.hold("paused", "mail", LATEST, "the provider is down")
+    storage.queues.hold("paused", "another", None, "")
     storage.queues.set_limits(QUEUE, Rate(1_000_000, 1_000), 50)
     storage.queues.set_key_limit(QUEUE, "g", concurrency=2, weight=3, rate=Rate(5_000, 60_000))
     storage.queues.set_key_limit(QUEUE, None, concurrency=4)

@@ -9,7 +9,7 @@ from djqueue.conf import read_settings
 from djqueue.contrib.metrics.scaling import scaling
 from djqueue.core.metrics import MINUTE, PARTS, Bucket, Histogram
 from djqueue.core.overview import NO_TOTALS, Overview, QueueOverview
-from djqueue.core.policies import Rate
+from djqueue.core.policies import Hold, Rate
 from djqueue.core.states import State
 from djqueue.testing import factories
 from djqueue.testing.contract.insight import stats
@@ -69,6 +69,12 @@ def slots(*rows, **given):
 
 def test_no_worker_is_wanted_without_jobs():
     assert wanted(row()).workers == wanted().workers == 0
+
+
+def test_held_jobs_want_no_worker():
+    held = (Hold("mail", NOW),)
+    assert wanted(row(waiting=9, age=0, job="mail", holds=held)).workers == 0
+    assert slots(row(waiting=9, active=2, age=0, job="mail", holds=held)) == 2
 
 
 def test_waiting_job_of_unknown_duration_wants_one_worker():

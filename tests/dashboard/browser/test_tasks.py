@@ -118,7 +118,15 @@ def test_retrying_one_kind_of_failure_takes_three_clicks(operator):
     assert operator.clicks <= 3
 
 
-def test_stopping_what_does_damage_takes_two_clicks(operator):
+def test_stopping_one_job_type_takes_two_clicks(operator):
+    operator.search("hold tasks.send")
+    operator.press("Hold tests.tasks.send in emails", "#djq-palette")
+    operator.sees("Held tests.tasks.send in emails.", ".messagelist")
+    assert claim("emails", ["tests.tasks.send"]) == []
+    assert operator.clicks <= 2
+
+
+def test_stopping_a_queue_takes_two_clicks(operator):
     operator.search("pause emails")
     operator.press("Pause queue emails", "#djq-palette")
     operator.sees("Paused", ".messagelist")

@@ -24,6 +24,7 @@ from djqueue.testing.factories import (
     completing,
     emission_of,
     enqueue_many,
+    failing,
     releasing,
     report_of,
     request,
@@ -300,6 +301,30 @@ def test_outcome_waits_for_no_unique_key_that_a_caller_has_locked(make):
         assert end(storage, completing(first), completing(second)).accepted == [None, True]
 
     assert end(storage, completing(first)).accepted == [True]
+
+
+def a_session_waits():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM pg_locks WHERE NOT granted")
+        return cursor.fetchone()
+
+
+@pytest.mark.parametrize("outcome", [completing, failing])
+def test_end_of_a_job_locks_the_next_one_of_its_unique_key_before_the_key(make, outcome):
+    storage = make()
+    storage.enqueue([batch(ids=["a"], unique_key="k")])
+    [first] = claim(storage)
+    storage.enqueue([batch(ids=["b"], unique_key="k", on_duplicate="keep_last_if_active")])
+
+    with ThreadPoolExecutor() as threads:
+        with transaction.atomic():
+            storage.jobs.update(QUEUE, ["b"], payload=b"new")
+            finished = threads.submit(elsewhere, lambda: storage.finish([outcome(first)]))
+            eventually(a_session_waits)
+            # The end holds no key for which a change of the next job would wait.
+            assert storage.database.write(lambda tx: tx.try_lock([key_lock(QUEUE, "k")])) == set()
+        assert finished.result(PATIENCE).accepted == [True]
+    assert claim_ids(storage) == ["b"]
 
 
 def test_outcome_of_a_job_waits_for_no_locked_dependent(make):

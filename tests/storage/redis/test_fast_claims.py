@@ -58,8 +58,19 @@ class Run:
         self.replies = []
 
     def step(self):
-        kinds = ["enqueue", "work", "work", "work", "advance", "cancel", "prioritize", "pause", "sweep"]
-        getattr(self, self.random.choices(kinds, [8, 8, 8, 8, 4, 2, 2, 1, 1])[0])()
+        kinds = [
+            "enqueue",
+            "work",
+            "work",
+            "work",
+            "advance",
+            "cancel",
+            "prioritize",
+            "pause",
+            "hold",
+            "sweep",
+        ]
+        getattr(self, self.random.choices(kinds, [8, 8, 8, 8, 4, 2, 2, 1, 1, 1])[0])()
 
     def enqueue(self):
         options = dict(self.random.choice(self.mix))
@@ -106,6 +117,11 @@ class Run:
     def pause(self):
         controls = self.storage.queues
         (controls.resume if controls.is_paused(QUEUE) else controls.pause)(QUEUE)
+
+    def hold(self):
+        name = self.random.choice(NAMES)
+        if not self.storage.queues.release(QUEUE, name):
+            self.storage.queues.hold(QUEUE, name, None, "")
 
     def sweep(self):
         self.storage.sweep()
@@ -305,6 +321,7 @@ def add(storage, **options):
 
 CHANGES = {
     "paused": (lambda storage, job: storage.queues.pause(QUEUE), []),
+    "holding the next jobs": (lambda storage, job: storage.queues.hold(QUEUE, "a", None, ""), []),
     "limited": (lambda storage, job: storage.queues.set_limits(QUEUE, concurrency=1), ["3"]),
     "given a job of higher priority": (lambda storage, job: add(storage, priority=1), ["new"]),
     "given a job in front": (lambda storage, job: add(storage, lifo=True), ["new"]),

@@ -5,8 +5,6 @@ import asyncio
 import pytest
 import redis
 
-from djqueue.core.deadlines import Alone, alone
-from djqueue.storage.redis import exchange as exchanges
 from djqueue.storage.redis.connections import Connections
 from djqueue.storage.redis.exchange import Exchange
 from tests.proxies import SlowProxy
@@ -15,35 +13,8 @@ from tests.support import PATIENCE, aeventually
 TIMEOUT = 4
 
 
-@pytest.fixture(params=["with the loop", "alone"], autouse=True)
-def is_alone(request):
-    """Whether calls may block the loop for a moment, because nothing else runs on it."""
-    is_alone = request.param == "alone"
-    token = alone.set(Alone() if is_alone else None)
-    yield is_alone
-    alone.reset(token)
-
-
 def exchange_at(url: str, timeout: float = 25.0) -> Exchange:
     return Exchange(Connections({"URL": url, "TIMEOUT": timeout}), timeout)
-
-
-def test_call_that_is_alone_is_answered_without_the_loop(redis_server, monkeypatch, is_alone):
-    monkeypatch.setattr(exchanges, "MOMENT", 10_000)
-
-    async def main() -> None:
-        exchange = exchange_at(redis_server.url)
-        await exchange.aask((b"PING",))
-        turns: list[int] = []
-        asyncio.get_running_loop().call_soon(turns.append, 1)
-
-        assert await exchange.aask((b"ECHO", b"now")) == b"now"
-
-        assert bool(turns) is not is_alone
-        permission = alone.get()
-        assert permission is None or permission.has_blocked
-
-    asyncio.run(main())
 
 
 def test_many_requests_are_one_round_trip_with_replies_in_order(redis_server):
@@ -84,7 +55,7 @@ def test_late_reply_of_a_cancelled_request_is_discarded(redis_server):
     async def main() -> None:
         exchange = exchange_at(redis_server.url)
         await exchange.aask((b"PING",))
-        request = asyncio.ensure_future(exchange.aask((b"BLPOP", b"nothing", 5)))
+        request = asyncio.ensure_future(exchange.aask((b"ECHO", b"first")))
         await asyncio.sleep(0)
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)

@@ -193,6 +193,7 @@ class Workload:
         self.expected["job-5"] = State.CANCELLED
 
     def pause(self):
+        self.storage.queues.hold(QUEUE, "mail", None, "the provider is down")
         self.storage.queues.pause(QUEUE)
         self.expected["paused"] = True
 
@@ -201,6 +202,8 @@ class Workload:
         found = dict(self.expected)
         if found.pop("paused", False):
             assert self.storage.queues.is_paused(QUEUE)
+            [hold] = self.storage.reads.overview([QUEUE]).queues[0].holds
+            assert (hold.name, hold.reason) == ("mail", "the provider is down")
         assert {id: state(self.storage, id) for id in found} == found
         for claimed in self.held.values():
             assert finish(self.storage, completing(claimed)) == [True]

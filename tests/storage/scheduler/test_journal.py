@@ -1,20 +1,23 @@
 """The write buffer: what is written again after an error, and who waits for it."""
 
 import threading
+from contextlib import contextmanager
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection, transaction
 from django.db.models import QuerySet
 
 from djqueue import models
-from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.errors import JobNotStoredError, StorageUnavailableError
 from djqueue.core.states import State
+from djqueue.operations.relay import relay_of
 from djqueue.storage.scheduler.changes import TableChange
 from djqueue.storage.scheduler.journal import TableJournal
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract import POLICIES
 from djqueue.testing.factories import (
     QUEUE,
+    batch,
     claim,
     completing,
     emission_of,
@@ -87,6 +90,124 @@ def test_changes_that_could_not_be_written_are_written_again(storage, monkeypatc
             storage.queues.resume(queue)
             storage.queues.obliterate(queue, force=True)
     assert failing_at > 10
+
+
+@contextmanager
+def refusing(condition):
+    """Let a rule of the project refuse rows of jobs."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "sqlite":
+            for event in ("INSERT", "UPDATE"):
+                cursor.execute(
+                    f"CREATE TRIGGER refuse_{event} BEFORE {event} ON djqueue_job WHEN {condition} "
+                    "BEGIN SELECT RAISE(ABORT, 'the project refused it'); END"
+                )
+        else:
+            rule = condition.replace("NEW.", "")
+            cursor.execute(f"ALTER TABLE djqueue_job ADD CONSTRAINT refused CHECK (NOT ({rule})) NOT VALID")
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            if connection.vendor == "sqlite":
+                cursor.execute("DROP TRIGGER refuse_INSERT")
+                cursor.execute("DROP TRIGGER refuse_UPDATE")
+            else:
+                cursor.execute("ALTER TABLE djqueue_job DROP CONSTRAINT refused")
+
+
+def stored():
+    return set(models.Job.objects.values_list("job_id", flat=True))
+
+
+def test_jobs_whose_rows_the_database_refuses_are_left_out_until_it_takes_them(storage, caplog):
+    ids = [f"{number:03}" for number in range(300)]
+    with refusing("NEW.job_id IN ('007', '250')"):
+        storage.enqueue([batch(ids=ids, payloads=[b"secret"] * 300)])
+        wait_for(storage.scheduler.journal)
+
+        assert stored() == set(ids) - {"007", "250"}
+        [line] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert line.startswith("Left out 2 jobs, because the database refuses the rows, such as those of job")
+        assert f"job '007' of {QUEUE!r}: " in line
+        assert "refused" in line.partition(QUEUE)[2]
+        [found] = storage.probe()
+        assert "only the scheduler's memory has the last changes of 2 jobs" in found.text
+        claimed = claim(storage, 10)
+        finish(storage, *map(completing, claimed))
+        wait_for(storage.scheduler.journal)
+        assert models.Job.objects.filter(state="completed").count() == 9
+        assert "secret" not in f"{caplog.text} {found}"
+        assert "DETAIL" not in caplog.text
+
+    assert list(storage.probe())
+    storage.scheduler.journal._again_at = 0
+    wait_for(storage.scheduler.journal)
+    assert list(storage.probe()) == []
+    check_recovery(storage)
+
+
+def test_caller_who_waits_for_a_job_that_the_database_refuses_gets_its_error_each_time(storage, make_storage):
+    client = make_storage()
+    with refusing("NEW.job_id = 'bad'"):
+        for number, caller in enumerate((storage, client, client)):
+            with pytest.raises(JobNotStoredError, match=f"job 'bad' of queue {QUEUE!r}.* refuse"):
+                caller.enqueue([batch(ids=["bad"], durable=True)])
+            enqueue(caller, id=f"good-{number}", durable=True)
+        with pytest.raises(JobNotStoredError, match="in the scheduler's memory"):
+            client.jobs.update(QUEUE, ["bad"], priority=3)
+        assert client.jobs.promote(QUEUE, ["bad", "good-0"]) == [False, False]
+    assert stored() == {"good-0", "good-1", "good-2"}
+    assert models.OutboxJob.objects.count() == 0
+
+
+def test_job_that_the_database_refuses_can_be_removed_and_enqueued_again(storage):
+    with refusing("NEW.job_id = 'bad'"):
+        enqueue(storage, id="bad")
+        wait_for(storage.scheduler.journal)
+        assert list(storage.probe())
+
+        assert storage.jobs.remove(QUEUE, ["bad"]) == [True]
+
+        assert list(storage.probe()) == []
+    enqueue(storage, id="bad", durable=True)
+    check_recovery(storage)
+
+
+def test_outbox_keeps_a_job_that_the_database_refuses_and_sends_the_others(storage, caplog):
+    relay = relay_of(storage)
+    with refusing("NEW.job_id = 'bad'"):
+        with transaction.atomic():
+            for name in ("before", "bad", "after"):
+                storage.enqueue([batch(ids=[name])._replace(fresh=True)])
+
+        for _ in range(2):
+            relay.relay_once()
+            assert list(models.OutboxJob.objects.values_list("job_id", flat=True)) == ["bad"]
+    assert caplog.text.count("Jobs stay in the outbox, retrying: job 'bad'") == 1
+    storage.jobs.update(QUEUE, ["bad"], priority=1)
+    relay.relay_once()
+    assert not models.OutboxJob.objects.exists()
+    assert stored() == {"before", "bad", "after"}
+
+
+def test_more_refused_jobs_than_can_be_left_out_are_an_outage(storage, monkeypatch):
+    monkeypatch.setattr("djqueue.storage.scheduler.journal.MAX_LEFT_OUT", 1)
+    with refusing("NEW.job_id <> 'good'"):
+        storage.enqueue([batch(ids=["a", "b", "good"])])
+        eventually(lambda: storage.scheduler.journal.failure)
+        with pytest.raises(StorageUnavailableError, match=r"not written yet: .* cannot be written to"):
+            storage.scheduler.journal.wait()
+    wait_for(storage.scheduler.journal)
+    assert stored() >= {"b", "good"}
+
+
+def test_changes_of_a_job_that_the_database_refused_are_written_at_last(storage):
+    with refusing("NEW.job_id IN ('a', 'c', 'd')"):
+        for journal in change_everything(storage):
+            wait_for(journal)
+    journal._again_at = 0
+    check_recovery(storage)
 
 
 def test_changes_whose_commit_had_no_answer_are_written_again(storage, monkeypatch):

@@ -3,7 +3,7 @@
 -- ARGV: 1 the time, maximum number of entries, the revision of group overrides that the caller knows ('' for none), the
 --   last entry that the caller has read and not acknowledged ('' for none).
 -- Returns {status, last id delivered before, last id delivered now, queue overrides (paused, limited, capacity, per,
---   concurrency), entries (id, job ids), revision of group overrides, these if the revision is another one}.
+--   concurrency, holds), entries (id, job ids), revision of group overrides, these if the revision is another one}.
 --   Status: 'new' if the mirror does not follow the stream; 'gap' if entries were trimmed before they were delivered and
 --   acknowledged; otherwise 'go'.
 --! include mirror
@@ -40,6 +40,6 @@ if status == 'go' then
     entries[#entries + 1] = {entry[1], fields[2]}
   end
 end
-local limits = redis.call('HMGET', META, 'paused', 'limited', 'capacity', 'per', 'concurrency')
+local limits = redis.call('HMGET', META, 'paused', 'limited', 'capacity', 'per', 'concurrency', 'holds')
 local revision = redis.call('HGET', META, 'group_revision') or '0'
 return {status, before, after, limits, entries, revision, revision ~= ARGV[3] and redis.call('HGETALL', GROUPS)}

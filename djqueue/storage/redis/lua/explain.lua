@@ -95,7 +95,7 @@ end
 
 return {
   string.format('%.0f', now), blob, st or '',
-  call('HMGET', META, 'paused', 'limited', 'capacity', 'per', 'concurrency', 'bucket', 'parts', 'filled'),
+  call('HMGET', META, 'paused', 'limited', 'capacity', 'per', 'concurrency', 'bucket', 'parts', 'filled', 'holds'),
   call('ZCARD', LEASE) + (call('HGET', META, 'e') or 0), call('ZSCORE', LEASE, id) or '',
   holders, {rules[1] or '', rules[2] or '', active, group and call('ZSCORE', DUE, NUL .. group) or ''}, mates, before(), unmet, followed,
 }

@@ -19,7 +19,8 @@ local policy = {tonumber(ARGV[ARGS + 8]), tonumber(ARGV[ARGS + 9]), ARGV[ARGS + 
 local max_dead = tonumber(ARGV[ARGS + 11])
 keep.attempts = tonumber(ARGV[ARGS + 12])
 -- permits, whole: of the shared limiter; short: the weight of the next job, if the permits do not suffice for it;
--- held: whether the next waiting job was too heavy for the free slots; room_before: free slots before the outcomes;
+-- held: whether the next waiting job was too heavy for the free slots, or there are holds; holds: these, encoded;
+-- room_before: free slots before the outcomes;
 -- alone: a job with a stalled attempt is claimed alone: 'taken' if this claim has one, 'later' if one is next.
 local claiming = {permits = tonumber(ARGV[ARGS + 14]), whole = tonumber(ARGV[ARGS + 15]), short = 0}
 local first = ARGS + 18
@@ -27,8 +28,8 @@ claiming.alone, claiming.others, claiming.skips = false, ARGV[ARGS + 16] == '1',
 
 local capacity, per, concurrency
 do
-  local overrides = call('HMGET', META, 'limited', 'capacity', 'per', 'concurrency', 'held')
-  claiming.held = overrides[5]
+  local overrides = call('HMGET', META, 'limited', 'capacity', 'per', 'concurrency', 'held', 'holds')
+  claiming.held, claiming.holds = overrides[5], overrides[6]
   capacity, per, concurrency = limits_of(overrides, ARGV[ARGS + 4], ARGV[ARGS + 5], ARGV[ARGS + 6])
 end
 
@@ -53,6 +54,30 @@ local wait = -1
 local handled = {}
 local names = decode(ARGV[ARGS + 13])
 for _, one in ipairs(names) do handled[one] = true end
+if claiming.holds and slots > 0 then
+  -- Jobs that are held wait like those without a handler: see control.lua.
+  local standing = false
+  for _, hold in ipairs(decode(claiming.holds)) do
+    local name, ends = hold[1], hold[3]
+    if ends == 0 or ends > now then
+      standing = true
+      if ends > 0 and handled[name] and call('HEXISTS', META, 'n:' .. name) == 1 then
+        claiming.release_at = math.min(claiming.release_at or ends, ends)
+      end
+      handled[name] = nil
+    end
+  end
+  if standing then
+    local left = {}
+    for _, one in ipairs(names) do
+      if handled[one] then left[#left + 1] = one end
+    end
+    names = left
+  else
+    call('HDEL', META, 'holds', 'held')
+    claiming.held, claiming.holds = false, false
+  end
+end
 
 local unhandled_count = 0
 local room -- free slots of the concurrency
@@ -213,7 +238,7 @@ local function claim()
     end
     if too_heavy and claiming.alone ~= 'later' then
       if not claiming.held and claiming.short == 0 then call('HSET', META, 'held', 1) end
-    elseif claiming.held and token > 0 and call('ZCARD', UNHANDLED) == 0 then
+    elseif claiming.held and not claiming.holds and token > 0 and call('ZCARD', UNHANDLED) == 0 then
       call('HDEL', META, 'held')
     end
     variadic('HSET', ST, st_changes)
@@ -235,6 +260,10 @@ local function claim()
     local left = math.max(0, tonumber(due[2]) - now)
     if wait < 0 or left < wait then wait = left end
   end
+  if claiming.release_at then
+    local left = claiming.release_at - now
+    if wait < 0 or left < wait then wait = left end
+  end
   if unhandled_count >= 1000 or claiming.alone == 'later' then wait = 0 end
 end
 
@@ -243,7 +272,7 @@ if slots > 0 then claim() end
 if next(seen) and concurrency and (claiming.room_before <= 0 or claiming.held) and free() > 0 then
   local left = call('LLEN', W) + call('ZCARD', Z) + call('ZCARD', UNHANDLED)
   woken = woken or left > 0
-  if left == 0 then call('HDEL', META, 'held') end
+  if left == 0 and not claiming.holds then call('HDEL', META, 'held') end
 end
 
 local function reply(word, claims)

@@ -100,6 +100,6 @@ end
 return {
   string.format('%.0f', now), call('HGETALL', META), call('ZCARD', DUE), call('ZCARD', LEASE), call('ZCARD', DEAD),
   call('HLEN', JOBS), due, earliest and string.format('%.0f', earliest) or '',
-  call('HMGET', META, 'paused', 'mode', 'limited', 'capacity', 'per', 'concurrency', 'bucket', 'parts', 'filled'),
+  call('HMGET', META, 'paused', 'mode', 'limited', 'capacity', 'per', 'concurrency', 'bucket', 'parts', 'filled', 'holds'),
   call('HMGET', META, 'gone', 'gone:c', 'gone:x', 'retried', 'stalled', 'otherwise', 'buried'),
 }

@@ -32,8 +32,8 @@ def extracted() -> Iterator[Path]:
         yield locale
 
 
-def test_german_translation_exists() -> None:
-    assert "de" in LANGUAGES
+def test_dashboard_speaks_ten_languages_beside_english() -> None:
+    assert LANGUAGES == ["de", "es", "fr", "it", "ja", "nl", "pl", "pt_BR", "uk", "zh_Hans"]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -26,7 +26,7 @@ from djqueue.models import JobState
 T = TypeVar("T")
 Link = Callable[[FlowNode], str]
 """Returns the URL of a job's page."""
-WIDTH, HEIGHT = 184, 46
+WIDTH, HEIGHT = 200, 46
 """Size of a box, in pixels."""
 ACROSS, DOWN = 60, 14
 """Space between layers, and between the boxes of a layer."""

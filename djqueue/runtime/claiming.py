@@ -255,8 +255,8 @@ class ClaimLoop:
         if sent.ended:
             self._take_answers(sent.ended, finished.accepted, now, verbose=verbose)
         if sent.request is not None:
-            if len(finished.claims.jobs) < sent.request.slots:
-                self._found_all = wake_ups
+            has_all = len(finished.claims.jobs) < sent.request.slots
+            self._found_all = wake_ups if has_all else -1
             self._dispatch(sent.request, finished.claims, now, verbose=verbose)
             if self._options.until_empty:
                 await self._stop_when_empty(finished.claims)

@@ -26,7 +26,7 @@ class WakeEvent:
         self._sleeper: asyncio.Future[None] | None = None
         self._wake_on = WakeOn.ALL
         self._called = False
-        self._jobs = self._endings = self._stop = False
+        self._jobs = self._endings = self._stop = self._is_over = False
 
     def jobs_came(self) -> None:
         """Wake the loop because jobs may be claimable. From any thread."""
@@ -62,7 +62,7 @@ class WakeEvent:
 
         Returns False if nothing but the end of runs or exchanges has ended it.
         """
-        self._called = False
+        self._called = self._is_over = False
         self._wake_on = wake_on
         sleeper = self._sleeper = self._loop.create_future()
         timer = None
@@ -72,9 +72,9 @@ class WakeEvent:
                 await asyncio.sleep(0)
             else:
                 if seconds is not None:
-                    timer = self._loop.call_later(seconds, self._wake)
+                    timer = self._loop.call_later(seconds, self._end)
                 await sleeper
-            return self._jobs or not self._endings
+            return self._jobs or self._is_over or not self._endings
         finally:
             if timer is not None:
                 timer.cancel()
@@ -101,6 +101,11 @@ class WakeEvent:
         except RuntimeError:
             # The loop is closed, and its sleeper is gone.
             self._sleeper = None
+
+    def _end(self) -> None:
+        """End the sleep because its time is over."""
+        self._is_over = True
+        self._wake()
 
     def _wake(self) -> None:
         if self._sleeper is not None and not self._sleeper.done():

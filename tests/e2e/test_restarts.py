@@ -3,6 +3,7 @@
 import signal
 import sqlite3
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,10 @@ def begun_by(project: Project, process: WorkerProcess) -> set[str]:
     }
 
 
+def has_begun_or_lacks_jobs(project: Project, process: WorkerProcess) -> bool:
+    return bool(begun_by(project, process)) or "waiting" not in states(project)
+
+
 def query(project: Project, statement: str) -> list[tuple[object, ...]]:
     connection = sqlite3.connect(project.folder / "jobs.sqlite3")
     try:
@@ -102,10 +107,12 @@ def test_worker_restarts_under_load_use_no_attempt_and_repeat_no_job(project: Pr
         for number in range(restarts):
             with project.start_single("--concurrency", "2", log=f"{number}.txt") as restarted:
                 restarted.says("started")
-                while not begun_by(project, restarted):  # The other worker may be faster.
+                eventually(partial(has_begun_or_lacks_jobs, project, restarted))
+                while not begun_by(project, restarted):  # The other worker was faster.
                     more = range(count, count + 20)
                     enqueue(project, f"slow.enqueue_many([((n,), {{}}) for n in {more}])")
                     count += 20
+                    eventually(partial(has_begun_or_lacks_jobs, project, restarted))
                 restarted.signal(signal.SIGTERM)
                 assert restarted.ends() == 0, restarted.output
                 assert "Traceback" not in restarted.output

@@ -85,6 +85,7 @@ METHODS = {name: parameters for name, parameters in METHODS.items() if parameter
 GIVEN = {
     "id": "id",
     "ids": ["id"],
+    "name": "some.job",
     "to": "other",
     "key": "k",
     "payload": 1,

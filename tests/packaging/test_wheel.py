@@ -43,7 +43,8 @@ def test_wheel_contains_every_file_of_the_package_once(wheel):
     contents = names(wheel)
     expected = {"djqueue/py.typed", "djqueue/migrations/0001_initial.py"}
     package = (path for path in ROOT.glob("djqueue/**/*") if path.is_file())
-    expected |= {str(p.relative_to(ROOT)) for p in package if "__pycache__" not in p.parts}
+    files = {path for path in package if "__pycache__" not in path.parts}
+    expected |= {str(path.relative_to(ROOT)) for path in files if path.suffix != ".po"}
     for folder in ("templates", "static"):
         shipped = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
         assert shipped, f"{folder}/ is empty"
@@ -51,6 +52,7 @@ def test_wheel_contains_every_file_of_the_package_once(wheel):
 
     assert len(contents) == len(set(contents))
     assert expected <= set(contents)
+    assert not [name for name in contents if name.endswith(".po")]  # compiled catalogs suffice
     tops = {name.split("/")[0].partition("-")[0] for name in contents}
     assert tops == {"djqueue", "pyspark_djqueue"}
     assert [name for name in contents if name.startswith("pyspark_")] == ["pyspark_djqueue/__init__.py"]

@@ -91,6 +91,18 @@ async def test_sleep_ends_after_its_timeout(wake_event):
     await wake_event.sleep(0.001, WakeOn.ALL)
 
 
+async def test_sleep_says_whether_more_than_an_ending_has_ended_it(wake_event):
+    assert await wake_event.sleep(0.001, WakeOn.ALL)
+    wake_event.run_ended_here()
+    assert not await wake_event.sleep(None, WakeOn.ALL)
+    wake_event.run_ended_here()
+    wake_event.jobs_came()
+    assert await wake_event.sleep(None, WakeOn.ALL)
+    wake_event.run_ended_here()
+    # The time of the pause is over, although a run has ended meanwhile.
+    assert await wake_event.sleep(0.001, WakeOn.STOP)
+
+
 async def test_continuous_wake_ups_let_other_tasks_run(wake_event):
     turns = []
 

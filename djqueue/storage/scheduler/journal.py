@@ -97,7 +97,7 @@ class TableJournal(Journal):
         self._refused: dict[JobKey, str] = {}
         """The errors of these jobs, until their rows are written."""
         self._again: set[JobKey] = set()
-        """Those of them that are written now."""
+        """Jobs of these that are written now."""
         self._again_at = 0.0
         self._in_flight = 0
         self._flushing = threading.Lock()

@@ -54,23 +54,14 @@ class Run:
         self.random = random.Random(seed)
         self.mix = mix
         self.held = []
+        self.stopped = None
+        """What may not start: the name that is held, or an empty one for the whole queue."""
         self.made = []
         self.replies = []
 
     def step(self):
-        kinds = [
-            "enqueue",
-            "work",
-            "work",
-            "work",
-            "advance",
-            "cancel",
-            "prioritize",
-            "pause",
-            "hold",
-            "sweep",
-        ]
-        getattr(self, self.random.choices(kinds, [8, 8, 8, 8, 4, 2, 2, 1, 1, 1])[0])()
+        kinds = ["enqueue", "work", "work", "work", "advance", "cancel", "prioritize", "pause", "sweep"]
+        getattr(self, self.random.choices(kinds, [8, 8, 8, 8, 4, 2, 2, 1, 1])[0])()
 
     def enqueue(self):
         options = dict(self.random.choice(self.mix))
@@ -115,13 +106,14 @@ class Run:
             self.storage.jobs.cancel(QUEUE, [self.random.choice(self.made)])
 
     def pause(self):
+        """Pause the queue or hold a name, or end that."""
         controls = self.storage.queues
-        (controls.resume if controls.is_paused(QUEUE) else controls.pause)(QUEUE)
-
-    def hold(self):
-        name = self.random.choice(NAMES)
-        if not self.storage.queues.release(QUEUE, name):
-            self.storage.queues.hold(QUEUE, name, None, "")
+        if self.stopped is not None:
+            controls.release(QUEUE, self.stopped) if self.stopped else controls.resume(QUEUE)
+            self.stopped = None
+            return
+        self.stopped = NAMES[0] if len(self.made) % 2 else ""
+        controls.hold(QUEUE, self.stopped, None, "") if self.stopped else controls.pause(QUEUE)
 
     def sweep(self):
         self.storage.sweep()

@@ -9,6 +9,7 @@ from django.db.models import QuerySet
 
 from djqueue import models
 from djqueue.core.errors import JobNotStoredError, StorageUnavailableError
+from djqueue.core.policies import KEYED, QueuePolicy
 from djqueue.core.states import State
 from djqueue.operations.relay import relay_of
 from djqueue.storage.scheduler.changes import TableChange
@@ -189,6 +190,32 @@ def test_outbox_keeps_a_job_that_the_database_refuses_and_sends_the_others(stora
     relay.relay_once()
     assert not models.OutboxJob.objects.exists()
     assert stored() == {"before", "bad", "after"}
+
+
+def test_job_of_the_outbox_that_the_database_refuses_runs_once(storage):
+    relay = relay_of(storage)
+    with transaction.atomic():
+        for name in ("good", "bad", "worse"):
+            storage.enqueue([batch(ids=[name], result_ttl=0)])
+    with refusing("NEW.job_id IN ('bad', 'worse')"):
+        relay.relay_once()
+        finish(storage, *map(completing, claim(storage, 2)))
+        for _ in range(2):
+            relay.relay_once()
+            assert list(models.OutboxJob.objects.values_list("job_id", flat=True)) == ["worse"]
+        assert [one.id for one in claim(storage, 5)] == ["worse"]
+
+
+def test_job_of_the_outbox_that_is_a_dead_letter_is_one_once(storage, monkeypatch, caplog):
+    relay = relay_of(storage)
+    with transaction.atomic():
+        storage.enqueue([batch(ids=["bad"])])
+    monkeypatch.setitem(storage.scheduler.engine.context.policies, QUEUE, QueuePolicy(key_mode=KEYED))
+    with refusing("NEW.job_id = 'bad'"):
+        for _ in range(2):
+            relay.relay_once()
+    assert caplog.text.count("is a dead letter") == 1
+    assert not models.OutboxJob.objects.exists()
 
 
 def test_more_refused_jobs_than_can_be_left_out_are_an_outage(storage, monkeypatch):

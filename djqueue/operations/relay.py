@@ -148,7 +148,7 @@ class Relay:
         return rows
 
     def _sent(self, rows: Sequence[OutboxJob]) -> set[int]:
-        """Return the rows whose jobs must not be sent again, even if they have ended or were removed since."""
+        """Return the rows whose jobs were sent, and must not be sent again, even if they have ended since."""
         if self._storage.capabilities.scheduler is None:
             # A job with a generated id is only known to the storage if it was sent before.
             states = self._states(row for row in rows if row.fresh)

@@ -11,9 +11,11 @@ from djqueue import models
 from djqueue.core.errors import JobNotStoredError, StorageUnavailableError
 from djqueue.core.policies import KEYED, QueuePolicy
 from djqueue.core.states import State
+from djqueue.core.units import to_milliseconds
 from djqueue.operations.relay import relay_of
 from djqueue.storage.scheduler.changes import TableChange
 from djqueue.storage.scheduler.journal import TableJournal
+from djqueue.storage.tables.leaderlease import SCHEDULER
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract import POLICIES
 from djqueue.testing.factories import (
@@ -225,8 +227,53 @@ def test_more_refused_jobs_than_can_be_left_out_are_an_outage(storage, monkeypat
         eventually(lambda: storage.scheduler.journal.failure)
         with pytest.raises(StorageUnavailableError, match=r"not written yet: .* cannot be written to"):
             storage.scheduler.journal.wait()
+        storage.clock.advance(60_000)
+        lease = models.LeaderLeaseRow.objects.filter(name=SCHEDULER)
+        eventually(lambda: to_milliseconds(lease.get().expires_at) > storage.clock.now())
     wait_for(storage.scheduler.journal)
     assert stored() >= {"b", "good"}
+
+
+def test_many_jobs_that_the_database_refuses_are_no_error_of_others_and_written_again_in_turn(
+    storage, monkeypatch
+):
+    monkeypatch.setattr("djqueue.storage.scheduler.journal.MAX_TRIES", 10)
+    monkeypatch.setattr("djqueue.storage.scheduler.journal.MAX_AGAIN", 4)
+    journal = storage.scheduler.journal
+    bad = [f"bad-{number}" for number in range(12)]
+    with refusing("NEW.job_id LIKE 'bad%'"):
+        storage.enqueue([batch(ids=[*bad, "good"])])
+        journal.wait()
+        assert stored() == {"good"}
+        for _ in range(2):
+            journal._again_at = 0
+            journal.wait()
+    for first in (8, 0, 4):
+        journal._again_at = 0
+        journal.wait()
+        assert stored() >= {*bad[first : first + 4]}
+    assert list(storage.probe()) == []
+
+
+def test_change_of_a_refused_job_while_the_journal_takes_its_changes_is_written_with_the_others(
+    storage, monkeypatch
+):
+    cut = TableJournal._cut
+
+    def late(journal):
+        storage.scheduler.engine.jobs.update(QUEUE, bad, priority=3)
+        bad.clear()
+        return cut(journal)
+
+    bad = ["bad"]
+
+    with refusing("NEW.job_id = 'bad'"):
+        enqueue(storage, id="bad")
+        wait_for(storage.scheduler.journal)
+    monkeypatch.setattr(TableJournal, "_cut", late)
+    enqueue(storage, id="good", durable=True)
+    assert stored() == {"bad", "good"}
+    check_recovery(storage)
 
 
 def test_changes_of_a_job_that_the_database_refused_are_written_at_last(storage):

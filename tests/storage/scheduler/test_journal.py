@@ -159,7 +159,9 @@ def test_caller_who_waits_for_a_job_that_the_database_refuses_gets_its_error_eac
             enqueue(caller, id=f"good-{number}", durable=True)
         with pytest.raises(JobNotStoredError, match="in the scheduler's memory"):
             client.jobs.update(QUEUE, ["bad"], priority=3)
+        assert client.jobs.promote(QUEUE, ["bad"]) == [False]
         assert client.jobs.promote(QUEUE, ["bad", "good-0"]) == [False, False]
+        assert client.jobs.retry(QUEUE, ["bad"], dry_run=True) == ["not_failed"]
     assert stored() == {"good-0", "good-1", "good-2"}
     assert models.OutboxJob.objects.count() == 0
 

@@ -40,9 +40,11 @@ def hide_row(error: BaseException) -> None:
     driver_error = error.__cause__ or error
     about = getattr(driver_error, "diag", None)
     # Of a deadlock, these are the processes.
-    if about is not None and about.message_primary and not about.sqlstate.startswith("40"):
+    if about is not None and about.message_primary and not (about.sqlstate or "").startswith("40"):
         text = " ".join(filter(None, (about.message_primary, about.message_hint)))
-        error.args = driver_error.args = (text,)
+        if error.args == driver_error.args:
+            error.args = (text,)
+        driver_error.args = (text,)
 
 
 CREDENTIALS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)\S*@")

@@ -7,7 +7,7 @@ cannot be retried or removed a second time.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -306,10 +306,11 @@ class Bulk:
             assert row.started_at is not None
             return self._obliterate(row, selection.queues[0], to_milliseconds(row.started_at), limit)
         part = _part(self._storage, row.kind, selection, row.place, before, limit)
-        if selection.ids and row.kind in DELETIONS:
-            return Counter(self._remove(part, selection, before)), part.next
         try:
-            outcomes = ACTIONS[row.kind].call(self._storage, part.queue, part.ids) if part.ids else []
+            if selection.ids and row.kind in DELETIONS:
+                outcomes: Sequence[str] = self._remove(part, selection, before)
+            else:
+                outcomes = ACTIONS[row.kind].call(self._storage, part.queue, part.ids) if part.ids else []
         except JobNotStoredError:
             outcomes = ["not_stored"] * len(part.ids)
         return Counter(outcomes), part.next

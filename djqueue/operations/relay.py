@@ -18,6 +18,7 @@ from djqueue.core.job import Batch
 from djqueue.core.logs import Log
 from djqueue.core.messages import ThrottledLog, in_one_line
 from djqueue.core.options import JobKey
+from djqueue.core.states import TERMINAL, State
 from djqueue.core.threads import beside
 from djqueue.core.units import to_milliseconds
 from djqueue.models import OutboxJob
@@ -62,6 +63,8 @@ class Relay:
         self._log = ThrottledLog(logger, LOGGED)
         self._refusing: set[str] = set()
         """Queues that have just refused jobs, so that those of others come first."""
+        self._kept: set[int] = set()
+        """Rows that stay although the storage has their jobs, whose rows its database refuses."""
 
     def relay_once(self) -> int:
         """Send up to `ROWS_PER_READ` jobs, oldest first; return their number.
@@ -74,7 +77,9 @@ class Relay:
         with self._transaction():
             rows = list(self._locked().exclude(queue__in=list(self._refusing)).order_by("id")[:ROWS_PER_READ])
             sent = self._send(rows)
-            self._rows().filter(id__in=[row.id for row in sent]).delete()
+            done = {row.id for row in sent}
+            self._rows().filter(id__in=done).delete()
+        self._kept -= done
         return len(rows)
 
     def _transaction(self) -> AbstractContextManager[Any]:
@@ -99,12 +104,9 @@ class Relay:
         dead letter.
         """
         try:
-            self._send_new(rows)
+            return self._send_new(rows)
         except StorageUnavailableError:
             raise
-        except JobNotStoredError as error:
-            self._log.log(WARNING, "", "Jobs stay in the outbox, retrying: %s", in_one_line(error))
-            return [row for place, row in enumerate(rows) if place not in error.places]
         except DjqueueError as error:
             queues: dict[str, list[OutboxJob]] = {}
             for row in rows:
@@ -119,35 +121,51 @@ class Relay:
                 return ()
             if len(rows) > 1:
                 return [*self._send(rows[: len(rows) // 2]), *self._send(rows[len(rows) // 2 :])]
-            text = "Job %s of queue %r in the outbox was refused, and is a dead letter: %s"
-            logger.error(text, rows[0].job_id, rows[0].queue, in_one_line(error))
             batch = self._batch(rows)
+            sent = rows
             try:
                 self._enqueue([batch._replace(options=batch.options.refused(error))])
             except JobNotStoredError:
-                return ()  # The line above names the job.
+                self._kept.add(rows[0].id)
+                sent = ()
+            text = "Job %s of queue %r in the outbox was refused, and is a dead letter: %s"
+            logger.error(text, rows[0].job_id, rows[0].queue, in_one_line(error))
+            return sent
+
+    def _send_new(self, rows: Sequence[OutboxJob]) -> Sequence[OutboxJob]:
+        """Send the jobs that were not sent before; return those that are done."""
+        sent = self._sent(rows)
+        new = [row for row in rows if row.id not in sent]
+        batches = [self._batch(list(alike)) for _, alike in groupby(new, _kind)]
+        try:
+            if batches:
+                self._enqueue(batches)
+        except JobNotStoredError as error:
+            self._log.log(WARNING, "", "Jobs stay in the outbox, retrying: %s", in_one_line(error))
+            kept = {new[place].id for place in error.places}
+            self._kept |= kept
+            return [row for row in rows if row.id not in kept]
         return rows
 
-    def _send_new(self, rows: Sequence[OutboxJob]) -> None:
+    def _sent(self, rows: Sequence[OutboxJob]) -> set[int]:
+        """Return the rows whose jobs were sent, and must not be sent again, even if they have ended since."""
+        if self._storage.capabilities.scheduler is None:
+            # A job with a generated id is only known to the storage if it was sent before.
+            states = self._states(row for row in rows if row.fresh)
+            return {row.id for row in rows if states.get((row.queue, row.job_id)) is not None}
         # A scheduler that has jobs may not have written them: it recognizes them, and answers when it has.
-        is_scheduler = self._storage.capabilities.scheduler is not None
-        known = set() if is_scheduler else self._known(row for row in rows if row.fresh)
-        # A job with a generated id is only known to the storage if it was sent before. Even if it has failed
-        # since, it must not be enqueued again.
-        new = [row for row in rows if (row.queue, row.job_id) not in known]
-        batches = [self._batch(list(alike)) for _, alike in groupby(new, _kind)]
-        if batches:
-            self._enqueue(batches)
+        states = self._states(row for row in rows if row.id in self._kept)
+        over = {key for key, state in states.items() if state is None or state in TERMINAL}
+        return {row.id for row in rows if row.id in self._kept and (row.queue, row.job_id) in over}
 
-    def _known(self, rows: Iterable[OutboxJob]) -> set[JobKey]:
+    def _states(self, rows: Iterable[OutboxJob]) -> dict[JobKey, State | None]:
         queues: dict[str, list[str]] = {}
         for row in rows:
             queues.setdefault(row.queue, []).append(row.job_id)
         return {
-            (queue, job_id)
+            (queue, job_id): state
             for queue, ids in queues.items()
             for job_id, state in zip(ids, self._storage.reads.states(queue, ids), strict=True)
-            if state is not None
         }
 
     def _batch(self, rows: Sequence[OutboxJob]) -> Batch:

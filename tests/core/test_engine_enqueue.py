@@ -33,6 +33,17 @@ def test_unusual_ids_work_like_any_other(job_id):
     assert watched == events
 
 
+def test_full_queue_recognizes_an_enqueue_whose_job_has_failed_since():
+    bench = Bench(max_size=1)
+    sent = Batch("q", "send", DEFAULT_OPTIONS, [b""], ids=["generated"], fresh=True)
+    bench.engine.enqueue([sent])
+    bench.finish(bench.claim_one(), "fail", reason="explicit_fail", error=ERROR)
+    bench.enqueue("other")
+
+    [answer] = bench.engine.enqueue([sent])
+    assert answer == ("generated", "duplicate", "q", State.FAILED, None, None)
+
+
 def test_enqueue_with_a_live_id_returns_a_duplicate_with_its_state():
     bench = Bench()
     bench.enqueue("a", payload=b"first")

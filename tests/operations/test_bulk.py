@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from django.db import InterfaceError, OperationalError
 
-from djqueue.core.errors import OptionError, StorageUnavailableError
+from djqueue.core.errors import JobNotStoredError, OptionError, StorageUnavailableError
 from djqueue.core.policies import DeadLetterPolicy, QueuePolicy
 from djqueue.core.states import State
 from djqueue.models import BulkKind, BulkOperation, BulkState
@@ -336,6 +336,19 @@ def test_dead_letter_retried_in_the_meantime_is_not_deleted(storage, clock, work
 
     assert storage.reads.states("emails", ids) == [State.WAITING, None]
     assert (row().done, row().refused) == (1, {"changed": 1})
+
+
+def test_deletion_of_jobs_whose_removal_is_not_stored_goes_on(storage, clock, worker, monkeypatch):
+    def refused(*_, **__):
+        raise JobNotStoredError("job 'a' of queue 'emails': ...")
+
+    delete(clock, enqueue(storage, queue="emails"))
+    clock.advance(bulk.UNDO_TIME)
+    monkeypatch.setattr(storage.jobs, "remove", refused)
+
+    worker.work()
+
+    assert (row().state, row().refused) == (BulkState.DONE, {"not_stored": 1})
 
 
 def test_active_job_is_not_deleted(storage, clock, worker):

@@ -159,7 +159,7 @@ def _growth(queue: JobQueue, batch: Batch, now: int) -> int:
     new = len(batch.payloads)
     if batch.ids is not None:
         known = ((job_id, queue.jobs.get(job_id)) for job_id in batch.ids)
-        new = len({job_id for job_id, job in known if job is None or job.state in REUSABLE})
+        new = len({id for id, job in known if job is None or (not batch.fresh and job.state in REUSABLE)})
     if key is None or not new:
         return new
     owner = queue.unique.owner(key, now)

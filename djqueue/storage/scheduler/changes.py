@@ -177,6 +177,11 @@ class UnwrittenChanges:
         self.everything |= later.everything
         self.waiting, self.durable, self.generation = later.waiting, later.durable, later.generation
 
+    def precede_with(self, earlier: "UnwrittenChanges") -> None:
+        """Merge changes that were made before these."""
+        earlier.follow(self)
+        vars(self).update(vars(earlier))
+
     def take(self, keys: Container[JobKey]) -> "UnwrittenChanges":
         """Return the changes of these jobs, whose rows may be missing, and remove them from these."""
         taken = UnwrittenChanges(self.generation)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from time import monotonic
 from typing import Any
 
@@ -62,8 +63,12 @@ written.
 """
 MAX_TRIES = 200
 """Maximum number of sets of jobs that are tried in one transaction to find them."""
+SEARCH_TIME = 3.0
+"""Seconds after which such a transaction ends if some are found. The lease is renewed between two."""
 LEFT_OUT_FOR = 60.0
 """Seconds before they are written again, unless they change."""
+MAX_AGAIN = 50
+"""Maximum number of them that are written again at a time."""
 CLOSE_PATIENCE = 10.0
 """Seconds for which closing tries to write the rest."""
 
@@ -419,8 +424,6 @@ class TableJournal(Journal):
         """Write everything that has changed, in one transaction. Raises the error if that fails."""
         with self._flushing:
             self._began = monotonic()
-            if self._refused:
-                self._add_left_out()
             changes, metrics = self._changes, self._metrics.take()
             try:
                 changes, tables = self._cut()
@@ -431,24 +434,12 @@ class TableJournal(Journal):
             except BaseException as error:
                 self._metrics.give_back(metrics)
                 self._fail(changes, error)
+                if isinstance(error, Exception) and refuses_rows(error):
+                    self._keep_lease()
                 raise
             finally:
                 self._began = math.inf
             self._succeed(changes)
-
-    def _add_left_out(self) -> None:
-        """Add the changes that were left out: those of jobs that have changed, or after a while all."""
-        with self._changed:
-            if monotonic() >= self._again_at:
-                self._again_at = monotonic() + LEFT_OUT_FOR
-                again = set(self._refused)
-            else:
-                again = self._changes.touched(self._refused)
-            if again:
-                self._again |= again
-                first = self._left_out.take(again)
-                first.follow(self._changes)
-                self._changes = first
 
     def _cut(self) -> tuple[UnwrittenChanges, list[TableChange]]:
         """Take the changes, and make their rows while nothing else changes."""
@@ -460,6 +451,8 @@ class TableJournal(Journal):
             names = {name for shard in context.shards for name in shard.queues}
             with self._changed:
                 changes = self._changes
+                if self._refused:
+                    self._add_left_out(changes)
                 self._changes = UnwrittenChanges(changes.generation + 1)
                 self._in_flight = len(changes)
                 changes.queues |= names ^ self._known
@@ -470,6 +463,16 @@ class TableJournal(Journal):
         finally:
             for lock in locks:
                 lock.release()
+
+    def _add_left_out(self, changes: UnwrittenChanges) -> None:
+        """Add the changes that were left out: those of changed jobs, and after a while of all, in turn."""
+        again = changes.touched(self._refused)
+        if monotonic() >= self._again_at:
+            self._again_at = monotonic() + LEFT_OUT_FOR * min(1, MAX_AGAIN / len(self._refused))
+            again.update(islice(self._refused, MAX_AGAIN))
+        if again:
+            self._again |= again
+            changes.precede_with(self._left_out.take(again))
 
     def _add_everything(self, changes: UnwrittenChanges) -> None:
         context = self.engine.context
@@ -492,37 +495,46 @@ class TableJournal(Journal):
         self, changes: UnwrittenChanges, tables: list[TableChange], metrics: list[TableChange]
     ) -> None:
         """Write changes, without those of jobs whose rows the database refuses."""
-        try:
-            self._write(changes, tables + metrics)
-            return
-        except Exception as error:
-            # In the transaction of a restore, its caller gets the error.
-            if not refuses_rows(error) or self._dialect.connection.in_atomic_block:
-                raise
-            refused = self._find_refused(tables)
-            if not refused:
-                raise
+        while True:
+            try:
+                self._write(changes, tables + metrics)
+                return
+            except Exception as error:
+                # In the transaction of a restore, its caller gets the error.
+                if not refuses_rows(error) or self._dialect.connection.in_atomic_block:
+                    raise
+                hide_row(error)
+                self._keep_lease()
+                refused = self._find_refused(tables)
+                if not refused:
+                    raise
+            self._leave_out(changes, refused)
+            tables = [change.without(refused) for change in tables]
+
+    def _leave_out(self, changes: UnwrittenChanges, refused: dict[JobKey, str]) -> None:
         new = refused.keys() - self._refused.keys()
         with self._changed:
             if not self._refused:
                 self._again_at = monotonic() + LEFT_OUT_FOR
             self._left_out.follow(changes.take(refused))
-            self._refused |= refused
+            # Those that were tried last are tried again last.
+            others = {key: error for key, error in self._refused.items() if key not in refused}
+            self._refused = others | refused
             self._again -= refused.keys()
         if new:
             text = "Left out %s, because the database refuses the rows, such as those of job %r of %r: %s"
             queue, job_id = key = min(new)
             logger.error(text, numbered(len(new), "job"), job_id, queue, refused[key])
-        self._write(changes, [change.without(refused) for change in tables] + metrics)
 
     def _find_refused(self, tables: Sequence[TableChange]) -> dict[JobKey, str]:
         """Return the jobs whose rows the database refuses, with its errors. Try halves in savepoints."""
         keys = list(dict.fromkeys(row[:2] for change in tables if change.is_of_jobs for row in change.rows))
         found: dict[JobKey, str] = {}
         left, room = [keys], MAX_LEFT_OUT - len(self._refused.keys() - self._again)
+        until = monotonic() + SEARCH_TIME
         with self._dialect.transaction():
             for _ in range(MAX_TRIES):
-                if not left or len(found) == room:
+                if not left or len(found) >= room or (found and monotonic() > until):
                     break
                 some = left.pop()
                 try:
@@ -540,6 +552,11 @@ class TableJournal(Journal):
                         left += [some[middle:], some[:middle]]
             transaction.set_rollback(True, using=self._dialect.alias)
         return found
+
+    def _keep_lease(self) -> None:
+        """Renew the lease, whose renewal was rolled back with the rest of a transaction."""
+        if not self._dialect.connection.in_atomic_block:
+            self._lease.renew()
 
     def _write(self, changes: UnwrittenChanges, tables: list[TableChange]) -> None:
         self._dialect.tune()

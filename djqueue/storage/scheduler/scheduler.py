@@ -34,6 +34,7 @@ from djqueue.core.metrics import Tiers
 from djqueue.core.overview import WARN, DiagnosticLine, Diagnostics, Finding
 from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
 from djqueue.core.threads import start_daemon
+from djqueue.storage.actions import DONE
 from djqueue.storage.enginesnapshots import EngineSnapshots
 from djqueue.storage.facets import WORKER_TTL, Unsubscribe
 from djqueue.storage.tables.dberrors import named
@@ -67,6 +68,9 @@ REMEMBERED_ANSWERS = 16
 """Number of last answers to a client whose claims it may not have received; it has fewer calls in flight."""
 MAX_APPLIED = 10_000
 """Maximum number of outcomes of a client that it may report again."""
+
+CHANGED = DONE | {"updated", "moved"}
+"""Outcomes of changed jobs."""
 
 HeldAttempt = tuple[str, Claimed, Outcome | None]
 """A worker, its claim, and its outcome if the attempt has ended."""
@@ -225,7 +229,7 @@ class JobScheduler:
         if operation in WRITTEN:
             with within(LONG_TIMEOUT if operation in LONG else FOR_COMMIT * self._timeout):
                 self.journal.wait()
-            if operation.startswith("jobs."):
+            if operation.startswith("jobs.") and _has_changed(answer) and not kwargs.get("dry_run"):
                 queue, ids = args[2 if operation == "jobs.move" else 0], args[1]
                 keys = [(queue, job_id) for job_id in ([ids] if isinstance(ids, str) else ids)]
                 # Otherwise, one of them would keep a bulk operation from going on.
@@ -451,6 +455,12 @@ class JobScheduler:
             record = self.client(client)
             with record.lock:
                 record.note_applied([claimed.token])
+
+
+def _has_changed(answer: Any) -> bool:
+    """Return whether an operation has changed one of its jobs."""
+    outcomes = [answer] if isinstance(answer, str) else answer
+    return any(one in CHANGED if isinstance(one, str) else one for one in outcomes)
 
 
 class LoadedReads(EngineReads):

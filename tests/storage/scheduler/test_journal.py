@@ -9,10 +9,13 @@ from django.db.models import QuerySet
 
 from djqueue import models
 from djqueue.core.errors import JobNotStoredError, StorageUnavailableError
+from djqueue.core.policies import KEYED, QueuePolicy
 from djqueue.core.states import State
+from djqueue.core.units import to_milliseconds
 from djqueue.operations.relay import relay_of
 from djqueue.storage.scheduler.changes import TableChange
 from djqueue.storage.scheduler.journal import TableJournal
+from djqueue.storage.tables.leaderlease import SCHEDULER
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract import POLICIES
 from djqueue.testing.factories import (
@@ -156,7 +159,9 @@ def test_caller_who_waits_for_a_job_that_the_database_refuses_gets_its_error_eac
             enqueue(caller, id=f"good-{number}", durable=True)
         with pytest.raises(JobNotStoredError, match="in the scheduler's memory"):
             client.jobs.update(QUEUE, ["bad"], priority=3)
+        assert client.jobs.promote(QUEUE, ["bad"]) == [False]
         assert client.jobs.promote(QUEUE, ["bad", "good-0"]) == [False, False]
+        assert client.jobs.retry(QUEUE, ["bad"], dry_run=True) == ["not_failed"]
     assert stored() == {"good-0", "good-1", "good-2"}
     assert models.OutboxJob.objects.count() == 0
 
@@ -191,6 +196,32 @@ def test_outbox_keeps_a_job_that_the_database_refuses_and_sends_the_others(stora
     assert stored() == {"before", "bad", "after"}
 
 
+def test_job_of_the_outbox_that_the_database_refuses_runs_once(storage):
+    relay = relay_of(storage)
+    with transaction.atomic():
+        for name in ("good", "bad", "worse"):
+            storage.enqueue([batch(ids=[name], result_ttl=0)])
+    with refusing("NEW.job_id IN ('bad', 'worse')"):
+        relay.relay_once()
+        finish(storage, *map(completing, claim(storage, 2)))
+        for _ in range(2):
+            relay.relay_once()
+            assert list(models.OutboxJob.objects.values_list("job_id", flat=True)) == ["worse"]
+        assert [one.id for one in claim(storage, 5)] == ["worse"]
+
+
+def test_job_of_the_outbox_that_is_a_dead_letter_is_one_once(storage, monkeypatch, caplog):
+    relay = relay_of(storage)
+    with transaction.atomic():
+        storage.enqueue([batch(ids=["bad"])])
+    monkeypatch.setitem(storage.scheduler.engine.context.policies, QUEUE, QueuePolicy(key_mode=KEYED))
+    with refusing("NEW.job_id = 'bad'"):
+        for _ in range(2):
+            relay.relay_once()
+    assert caplog.text.count("is a dead letter") == 1
+    assert not models.OutboxJob.objects.exists()
+
+
 def test_more_refused_jobs_than_can_be_left_out_are_an_outage(storage, monkeypatch):
     monkeypatch.setattr("djqueue.storage.scheduler.journal.MAX_LEFT_OUT", 1)
     with refusing("NEW.job_id <> 'good'"):
@@ -198,8 +229,53 @@ def test_more_refused_jobs_than_can_be_left_out_are_an_outage(storage, monkeypat
         eventually(lambda: storage.scheduler.journal.failure)
         with pytest.raises(StorageUnavailableError, match=r"not written yet: .* cannot be written to"):
             storage.scheduler.journal.wait()
+        storage.clock.advance(60_000)
+        lease = models.LeaderLeaseRow.objects.filter(name=SCHEDULER)
+        eventually(lambda: to_milliseconds(lease.get().expires_at) > storage.clock.now())
     wait_for(storage.scheduler.journal)
     assert stored() >= {"b", "good"}
+
+
+def test_many_jobs_that_the_database_refuses_are_no_error_of_others_and_written_again_in_turn(
+    storage, monkeypatch
+):
+    monkeypatch.setattr("djqueue.storage.scheduler.journal.MAX_TRIES", 10)
+    monkeypatch.setattr("djqueue.storage.scheduler.journal.MAX_AGAIN", 4)
+    journal = storage.scheduler.journal
+    bad = [f"bad-{number}" for number in range(12)]
+    with refusing("NEW.job_id LIKE 'bad%'"):
+        storage.enqueue([batch(ids=[*bad, "good"])])
+        journal.wait()
+        assert stored() == {"good"}
+        for _ in range(2):
+            journal._again_at = 0
+            journal.wait()
+    for first in (8, 0, 4):
+        journal._again_at = 0
+        journal.wait()
+        assert stored() >= {*bad[first : first + 4]}
+    assert list(storage.probe()) == []
+
+
+def test_change_of_a_refused_job_while_the_journal_takes_its_changes_is_written_with_the_others(
+    storage, monkeypatch
+):
+    cut = TableJournal._cut
+
+    def late(journal):
+        storage.scheduler.engine.jobs.update(QUEUE, bad, priority=3)
+        bad.clear()
+        return cut(journal)
+
+    bad = ["bad"]
+
+    with refusing("NEW.job_id = 'bad'"):
+        enqueue(storage, id="bad")
+        wait_for(storage.scheduler.journal)
+    monkeypatch.setattr(TableJournal, "_cut", late)
+    enqueue(storage, id="good", durable=True)
+    assert stored() == {"bad", "good"}
+    check_recovery(storage)
 
 
 def test_changes_of_a_job_that_the_database_refused_are_written_at_last(storage):

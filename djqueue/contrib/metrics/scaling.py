@@ -24,7 +24,7 @@ class QueueDemand(NamedTuple):
 
     queue: str
     waiting: int
-    """Claimable jobs for which live workers have handlers; without workers, all of them. None that are held."""
+    """Claimable jobs for which live workers have handlers; without workers, all. Held ones do not count."""
     active: int
     oldest_waiting: int
     """Milliseconds that the oldest claimable job has waited; 0 if there is none, or if it may be held."""

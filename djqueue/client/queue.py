@@ -475,7 +475,7 @@ class Queue:
         at = None if until is None else instant("until", until)
         if at is not None and at <= SYSTEM_CLOCK.now():
             raise OptionError(f"until: must be in the future; got {shown(until)}")
-        text = reason and check_text("reason", reason)
+        text = "" if reason == "" else check_text("reason", reason)
         self.storage.queues.hold(self.name, check_name(self.name, name), at, text)
 
     ahold = asynchronous(hold)

@@ -153,8 +153,9 @@ class QueueRow(NamedTuple):
         if not self.workers:
             return Drain(NO_WORKER)
         shrinking = self.leaving - self.arriving
-        counted = self.waiting / shrinking * MINUTE if shrinking > 0 else None
-        if self.forecast.kind == ESTIMATING:
+        counted = (self.waiting - self.row.held) / shrinking * MINUTE if shrinking > 0 else None
+        # The forecast counts held jobs, too.
+        if self.forecast.kind == ESTIMATING or (self.row.held and self.forecast.kind != NEVER):
             if counted is not None:
                 return Drain(DRAINING, counted, counted)
             # Delayed jobs were counted when they were enqueued, and do not wait yet.

@@ -225,7 +225,7 @@ class DashboardSite:
         queue, job_id = captured.get("queue", ""), captured.get("job_id", "")
         if not rights.may(request, page.right) or (queue and not rights.sees(request, queue)):
             if changes:
-                detail = {"worker": captured["worker"]} if "worker" in captured else None
+                detail = {key: captured[key] for key in ("worker", "name") if key in captured} or None
                 audit.note(request, page.name, queue=queue, job_id=job_id, refused=True, detail=detail)
             raise PermissionDenied
         if changes:

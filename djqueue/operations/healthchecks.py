@@ -71,16 +71,14 @@ class HealthFacts(NamedTuple):
         return self.overview.at
 
     def overdue(self) -> list[QueueOverview]:
-        """Return the queues that are not paused and have had a job due for longer than the bound."""
+        """Return the queues that are not paused and have had a job due, that is not held, for longer than the
+        bound.
+        """
         return [queue for queue in self.overview.queues if self.is_overdue(queue)]
 
     def is_overdue(self, queue: QueueOverview) -> bool:
-        """Return whether a queue is not paused, does not hold all its jobs, and has had a job due for longer
-        than the bound.
-        """
+        """Return whether a queue is not paused, and has had a job due for longer than the bound."""
         due = [at for at in _times(queue) if at <= self.at]
-        if queue.held and queue.held >= sum(queue.names.values()):
-            return False
         return bool(due) and not queue.paused and self.waited(queue) >= self.bounds.max_wait
 
     def waited(self, queue: QueueOverview) -> int:
@@ -89,8 +87,8 @@ class HealthFacts(NamedTuple):
 
 
 def _times(queue: QueueOverview) -> list[int]:
-    # Without a process that sweeps, a delayed job stays delayed when it is due.
-    return [at for at in (queue.oldest_at, queue.due_at) if at is not None]
+    # Without a process that sweeps, a delayed job stays delayed when it is due. The oldest job may be held.
+    return [at for at in (None if queue.held else queue.oldest_at, queue.due_at) if at is not None]
 
 
 def read_facts(bounds: HealthSettings) -> HealthFacts:

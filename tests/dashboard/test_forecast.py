@@ -4,6 +4,7 @@ import pytest
 
 from djqueue import Queue
 from djqueue.core.metrics import MINUTE
+from djqueue.core.policies import Hold
 from djqueue.core.states import State
 from djqueue.dashboard import boards
 from djqueue.dashboard.boards import (
@@ -98,16 +99,22 @@ def test_board_estimates_from_earlier_reads(clock):
         (60, 90, {"delayed": 100}, (ESTIMATING, 0)),
         (0, 0, {}, (ESTIMATING, 0)),
         (60, 0, {"forecast": boards.Forecast(NEVER)}, (NEVER, 0)),
+        (60, 0, {"held": 300}, (DRAINING, 300_000)),
+        (60, 0, {"held": 300, "forecast": boards.Forecast(DRAINING, 600_000)}, (DRAINING, 300_000)),
+        (60, 60, {"held": 300, "forecast": boards.Forecast(DRAINING, 600_000)}, (STEADY, 0)),
         (60, 0, {"paused": True}, (PAUSED, 0)),
         (60, 0, {"workers": 0}, (NO_WORKER, 0)),
     ],
 )
 def test_first_page_estimates_from_the_counts_of_the_last_minutes(memory, leaving, arriving, about, expected):
-    given = {"forecast": boards.Forecast(ESTIMATING), "workers": 1, "paused": False, "delayed": 0, **about}
+    given = {"forecast": boards.Forecast(ESTIMATING), "workers": 1, "paused": False, "delayed": 0, "held": 0}
+    given |= about
     minute = boards.empty_bucket("emails", 0, MINUTE)._replace(completed=leaving, enqueued=arriving)
     empty = boards.empty_row("emails", 0)
     counts = {State.WAITING: 600, State.DELAYED: given["delayed"]}
-    overview = empty.row._replace(counts=counts, paused=given["paused"])
+    names = {"mail": given["held"], "job": 600 - given["held"]}
+    holds = (Hold("mail", 0),) if given["held"] else ()
+    overview = empty.row._replace(counts=counts, paused=given["paused"], names=names, holds=holds)
     drain = empty._replace(
         row=overview, buckets=(minute,) * 60, workers=given["workers"], forecast=given["forecast"]
     ).drain

@@ -124,6 +124,10 @@ def test_user_who_may_not_pause_sees_holds_without_buttons(greet: Any) -> None:
         html = client.get(address(BY_NAME[page])).content.decode()
         assert "the provider is down" in html
         assert address(BY_NAME["release"]) not in html
+    assert client.post(address(BY_NAME["hold"])).status_code == 403
+    event = AuditEvent.objects.get()
+    assert (event.action, event.queue, event.refused) == ("hold", "emails", True)
+    assert event.detail == {"name": "emails"}
 
 
 def test_numbers_are_compared_before_and_after_a_mark(client: Any) -> None:

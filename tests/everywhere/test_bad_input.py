@@ -188,7 +188,10 @@ VERBS: dict[str, list[tuple[Call, str]]] = {
             (lambda queue, value=value: queue.hold("mail", until=value), "until")
             for value in [*OPTIONS["run_at"], datetime(2020, 1, 1, tzinfo=UTC)]
         ),
-        *((lambda queue, value=value: queue.hold("mail", reason=value), "reason") for value in TEXTS[1:-1]),
+        *(
+            (lambda queue, value=value: queue.hold("mail", reason=value), "reason")
+            for value in [*TEXTS[1:], None, 0]
+        ),
     ],
     "release": each("release", "name", TEXTS),
     "pause_key": each("pause_key", "key", TEXTS),

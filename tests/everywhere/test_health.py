@@ -377,6 +377,9 @@ def test_held_jobs_are_healthy_and_the_doctor_says_how_to_release_them(storage: 
     assert held.hint == f"Run `manage.py djqueue release {f.QUEUE} {f.NAME}` to start them."
     [evidence] = held.evidence
     assert (evidence.name, evidence.size, evidence.text) == (f.NAME, 2, "the provider is down")
+    f.enqueue(storage, name="free")
+    live(storage, names=("free",))
+    assert ids() - before == {"problem.held"}
 
 
 def test_doctor_explains_why_jobs_of_a_served_queue_wait(storage: Storage) -> None:

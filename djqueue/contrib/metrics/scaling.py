@@ -24,10 +24,10 @@ class QueueDemand(NamedTuple):
 
     queue: str
     waiting: int
-    """Claimable jobs for which live workers have handlers; without workers, all claimable jobs."""
+    """Claimable jobs for which live workers have handlers; without workers, all. Held ones do not count."""
     active: int
     oldest_waiting: int
-    """Milliseconds that the oldest claimable job has waited; 0 if there is none."""
+    """Milliseconds that the oldest claimable job has waited; 0 if there is none, or if it may be held."""
     objective: int
     """Milliseconds within which jobs should start."""
     duration: float | None
@@ -123,8 +123,11 @@ def _demand(
     objective = settings.policy(row.name).objective or DEFAULT_OBJECTIVE
     serving = [worker for worker in workers if _serves(worker, [row.name])]
     handled = {name for worker in serving for name in worker.names}
-    waiting = sum(count for name, count in row.names.items() if not serving or name in handled)
-    age = 0 if row.oldest_at is None else max(0, now - row.oldest_at)
+    held = {hold.name for hold in row.holds}
+    waiting = sum(
+        count for name, count in row.names.items() if name not in held and (not serving or name in handled)
+    )
+    age = 0 if row.oldest_at is None or row.held else max(0, now - row.oldest_at)
     duration = _mean_duration(recent) or _mean_duration([lifetime] if lifetime is not None else [])
     arrivals = sum(bucket.enqueued for bucket in recent) / (RECENT / 1_000)
     active = row.counts[State.ACTIVE]
@@ -138,7 +141,7 @@ def _slots(demand: QueueDemand, row: QueueOverview) -> int:
     Never fewer than are active: a worker that is stopped would have to release them. Never more than there
     are jobs, or than the limits of the queue allow.
     """
-    waiting, active, duration = demand.waiting - row.held, demand.active, demand.duration
+    waiting, active, duration = demand.waiting, demand.active, demand.duration
     if row.paused or waiting <= 0:
         return active
     limit = active + waiting if row.concurrency is None else min(active + waiting, row.concurrency)

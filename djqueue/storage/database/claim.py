@@ -228,7 +228,7 @@ class ClaimCall:
     def _claimed_names(self, queue: ClaimableQueue) -> frozenset[str]:
         """Return the names that the queue does not hold, and add to the hints when it ends a hold."""
         held = {hold.name: hold.until for hold in queue.holds if hold.name in self.request.names}
-        if queue.has_ready:
+        if queue.has_ready or (queue.due is not None and queue.due <= self.tx.now):
             self.hints += [until - self.tx.now for until in held.values() if until is not None]
         return self.request.names - held.keys()
 
@@ -254,13 +254,16 @@ class ClaimCall:
         else:
             rows = tx.rows(take, queue.name, names, slots)
         if len(rows) < slots and queue.has_ready:
-            self._note_locked(f"SELECT 1 FROM djqueue_ready WHERE {which} LIMIT 1", queue.name, names)
+            self._note_locked(queue, f"SELECT 1 FROM djqueue_ready WHERE {which} LIMIT 1", queue.name, names)
         ready = sorted((ReadyRow(*row) for row in rows), key=lambda job: (job.rank, job.seq))
         return self._start(queue.name, ready, started)
 
-    def _note_locked(self, search: str, *parameters: object) -> None:
-        """Look again soon if there are ready jobs that a claim has not seen."""
-        if self.tx.dialect.skip_locked and self.tx.row(search, *parameters):
+    def _note_locked(self, queue: ClaimableQueue, search: str, *parameters: object) -> None:
+        """Look again soon if there are ready jobs that a claim has not seen.
+
+        Not with holds, as the search could pass very many held jobs: workers look again when they poll.
+        """
+        if self.tx.dialect.skip_locked and not queue.holds and self.tx.row(search, *parameters):
             self.hints.append(LOCKED_JOBS_RETRY)
 
     def _take_within_limits(self, queue: ClaimableQueue, claimed: Sequence[str], slots: int) -> bool:
@@ -288,7 +291,7 @@ class ClaimCall:
             unseen = (
                 f"SELECT 1 FROM djqueue_ready WHERE queue = ? AND {named}{stalled} AND NOT {seen} LIMIT 1"
             )
-            self._note_locked(unseen, name, names, pks)
+            self._note_locked(queue, unseen, name, names, pks)
         ready = [ReadyRow(*row) for row in rows]
         chosen, is_refused = self._choose(queue, used, ready, allowed, limiter)
         before = len(self.claimed)

@@ -71,9 +71,19 @@ def pause(tx: Tx, queue: str, *, paused: bool) -> None:
     tx.touch()
     if paused:
         stored.use(tx, queue)
-    tx.run("UPDATE djqueue_queue_state SET paused = ? WHERE name = ?", paused, queue)
-    if not paused:
-        tx.woken.add(queue)
+        _stop(tx, queue)
+        return
+    tx.run("UPDATE djqueue_queue_state SET paused = FALSE WHERE name = ?", queue)
+    tx.woken.add(queue)
+
+
+def _stop(tx: Tx, queue: str) -> None:
+    # Here and below: another process may have removed the row since this one recorded the use of the queue.
+    tx.run(
+        "INSERT INTO djqueue_queue_state (name, paused, limits_set) VALUES (?, TRUE, FALSE) "
+        "ON CONFLICT (name) DO UPDATE SET paused = TRUE",
+        queue,
+    )
 
 
 def hold(tx: Tx, queue: str, name: str, until: int | None, reason: str) -> None:
@@ -102,7 +112,11 @@ def _other_holds(tx: Tx, queue: str, name: str) -> tuple[list[Hold], bool]:
 
 
 def _set_holds(tx: Tx, queue: str, holds: Sequence[Hold]) -> None:
-    tx.run("UPDATE djqueue_queue_state SET holds = ? WHERE name = ?", pack_holds(holds), queue)
+    tx.run(
+        "INSERT INTO djqueue_queue_state (name, paused, limits_set, holds) VALUES (?, FALSE, FALSE, ?) "
+        "ON CONFLICT (name) DO UPDATE SET holds = excluded.holds",
+        *(queue, pack_holds(holds)),
+    )
 
 
 def set_limits(tx: Tx, queue: str, rate: SetRate, concurrency: SetConcurrency) -> None:
@@ -117,9 +131,11 @@ def set_limits(tx: Tx, queue: str, rate: SetRate, concurrency: SetConcurrency) -
         # Another rate, even an equal one, starts with a full bucket.
         tx.run("DELETE FROM djqueue_rate_bucket WHERE queue = ? AND name = ''", queue)
     tx.run(
-        "UPDATE djqueue_queue_state SET limits_set = TRUE, rate_capacity = ?, rate_per = ?, concurrency = ? "
-        "WHERE name = ?",
-        *(*limiters.rate_columns(new_rate), new_concurrency, queue),
+        "INSERT INTO djqueue_queue_state (name, paused, limits_set, rate_capacity, rate_per, concurrency) "
+        "VALUES (?, FALSE, TRUE, ?, ?, ?) ON CONFLICT (name) DO UPDATE SET limits_set = TRUE, "
+        "rate_capacity = excluded.rate_capacity, rate_per = excluded.rate_per, "
+        "concurrency = excluded.concurrency",
+        *(queue, *limiters.rate_columns(new_rate), new_concurrency),
     )
     tx.woken.add(queue)
 
@@ -236,11 +252,7 @@ def _close(tx: Tx, queue: str, *, force: bool) -> tuple[bool, int]:
     _end_active(tx, queue, active, force=force)
     was_paused = controls(tx, queue).paused
     # Not by `pause`: a process that is configured for another key mode may obliterate the queue.
-    tx.run(
-        "INSERT INTO djqueue_queue_state (name, paused, limits_set) VALUES (?, TRUE, FALSE) "
-        "ON CONFLICT (name) DO UPDATE SET paused = TRUE",
-        queue,
-    )
+    _stop(tx, queue)
     return was_paused, tx.value("SELECT MAX(id) FROM djqueue_job") or 0
 
 

@@ -255,7 +255,7 @@ class Restore:
         for name, value in zip(records.BOUNDS, bounds, strict=True):
             fields += (name, value) if value else ()
         fields += (b"paused", 1) if settings.paused else ()
-        fields += (b"holds", records.pack_holds(settings.holds), b"held", 1) if settings.holds else ()
+        fields += (b"holds", records.pack_holds(settings.holds), b"held", 2) if settings.holds else ()
         fields += (b"deaths", deaths) if deaths else ()
         if settings.limits is not None:
             capacity, per, concurrency = records.pack_limits(*settings.limits)

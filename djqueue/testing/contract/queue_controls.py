@@ -139,6 +139,16 @@ class QueueControlsContract(StorageCase):
         assert storage.reads.overview([QUEUE]).queues[0].holds == ()
         assert claim_ids(storage, 10) == [held]
 
+    def test_claim_that_promotes_a_held_job_waits_for_the_end_of_its_hold(self, storage: Storage) -> None:
+        enqueue(storage, delay=SOON)
+        storage.queues.hold(QUEUE, NAME, self.now(storage) + WHILE, "")
+        storage.queues.hold(QUEUE, "other", self.now(storage) + LATER, "")
+        self.advance(SOON + 1)
+
+        answer = storage.claim(request(names=[NAME, "other"]))
+        assert answer.wait is not None
+        assert 0 < answer.wait <= WHILE
+
     def test_hold_has_no_wait_without_jobs_or_end(self, storage: Storage) -> None:
         storage.queues.hold(QUEUE, "other", self.now(storage) + WHILE, "")
         storage.queues.hold(QUEUE, NAME, None, "")

@@ -75,6 +75,13 @@ def test_held_jobs_want_no_worker():
     held = (Hold("mail", NOW),)
     assert wanted(row(waiting=9, age=0, job="mail", holds=held)).workers == 0
     assert slots(row(waiting=9, active=2, age=0, job="mail", holds=held)) == 2
+    names = {"mail": 9, "job": 60}
+    [mail, job] = (factories.worker(name, names=(name,)) for name in names)
+    lately = [bucket(runs=10, duration=2_000)]
+    some = row(waiting=69, age=3_000_000, names=names, holds=held)
+    assert slots(some, lately=lately, workers=[job]) == 4
+    [demand] = wanted(some, workers=[mail, job]).queues
+    assert (demand.waiting, demand.oldest_waiting) == (60, 0)
 
 
 def test_waiting_job_of_unknown_duration_wants_one_worker():

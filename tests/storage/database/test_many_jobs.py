@@ -13,6 +13,7 @@ from djqueue.storage.database import dialects, metrics, queues, stored
 from djqueue.storage.database import transaction as transactions
 from djqueue.storage.database.events import SqlEvents
 from djqueue.testing.factories import (
+    NAME,
     QUEUE,
     a_completed_job,
     an_active_job,
@@ -175,6 +176,20 @@ def test_queue_stays_closed_if_the_process_dies_and_a_second_call_removes_the_re
     assert other.queues.obliterate(QUEUE) == 3
     assert not hot.ReadyJob.objects.exists()
     assert QUEUE not in other.queues.names()
+
+
+def test_controls_stand_after_another_process_has_obliterated_the_queue(make):
+    storage, other = make(), make()
+    for control, given in {"hold": (NAME, None, ""), "pause": (), "set_limits": (None, 3)}.items():
+        enqueue(storage)
+        other.queues.obliterate(QUEUE)
+
+        getattr(storage.queues, control)(QUEUE, *given)
+        enqueue(storage)
+
+        [row] = other.reads.overview([QUEUE]).queues
+        assert (row.held or row.paused, row.concurrency) in [(True, None), (False, 3)], control
+        other.queues.obliterate(QUEUE)
 
 
 def test_queue_with_active_jobs_that_is_not_obliterated_goes_on(make):

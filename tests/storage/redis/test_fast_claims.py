@@ -14,7 +14,9 @@ from djqueue.core.options import JobOptions
 from djqueue.core.policies import QueuePolicy, Rate
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage, claiming
+from djqueue.testing import factories
 from djqueue.testing.clock import FakeClock
+from djqueue.testing.waiting import Wakes
 
 from .conftest import BUSY
 
@@ -305,6 +307,29 @@ def claimed(storage, count=1):
 
 def completing_all(jobs):
     return [Outcome(QUEUE, job.id, job.token, "complete", b"1") for job in jobs]
+
+
+def test_end_wakes_listeners_only_for_a_heavy_job_and_not_for_held_ones(redis_options):
+    with closing(RedisStorage(policies=POLICIES, **redis_options)) as storage:
+        storage.connect()
+        wakes, fence = Wakes(), Wakes()
+        queue = {"queue": "concurrency"}
+        factories.enqueue_many(storage, 3, **queue)
+        factories.enqueue(storage, name="mail", **queue)
+        storage.queues.hold("concurrency", "mail", None, "")
+        first, second, _ = factories.claim(storage, 3)
+        storage.listen(["concurrency"], wakes)
+        storage.listen(["fence"], fence)
+        for one, is_woken in ((first, False), (second, True)):
+            if is_woken:
+                factories.enqueue(storage, weight=4, **queue)
+                assert factories.claim(storage, queues=["concurrency"]) == []
+            wakes.forget()
+            fence.forget()
+            factories.finish(storage, factories.completing(one))
+            factories.enqueue(storage, queue="fence")
+            assert fence.arrived()
+            assert (wakes.count > 0) is is_woken
 
 
 def add(storage, **options):

@@ -14,7 +14,8 @@ elseif operation == 'resume' then
   call('HDEL', META, 'paused')
   woken = true
 elseif operation == 'hold' or operation == 'release' then
-  -- A hold is {name, since, until or 0, reason}. With some, `held` keeps claims from finish_and_claim_fast.lua.
+  -- A hold is {name, since, until or 0, reason}. With some, `held` keeps claims from finish_and_claim_fast.lua: it is 2,
+  -- or stays 1 if the next job is too heavy.
   local name, was_held, left = ARGV[ARGS + 1], 0, {}
   for _, hold in ipairs(decode(call('HGET', META, 'holds') or '\144')) do
     if hold[3] == 0 or hold[3] > now then
@@ -23,9 +24,11 @@ elseif operation == 'hold' or operation == 'release' then
   end
   if operation == 'hold' then left[#left + 1] = {name, now, tonumber(ARGV[ARGS + 2]), ARGV[ARGS + 3]} end
   if #left > 0 then
-    call('HSET', META, 'holds', encode(left), 'held', 1)
+    call('HSET', META, 'holds', encode(left))
+    call('HSETNX', META, 'held', 2)
   else
-    call('HDEL', META, 'holds', 'held')
+    call('HDEL', META, 'holds')
+    if call('HGET', META, 'held') == '2' then call('HDEL', META, 'held') end
   end
   if operation == 'release' then
     woken = true

@@ -19,7 +19,8 @@ local policy = {tonumber(ARGV[ARGS + 8]), tonumber(ARGV[ARGS + 9]), ARGV[ARGS + 
 local max_dead = tonumber(ARGV[ARGS + 11])
 keep.attempts = tonumber(ARGV[ARGS + 12])
 -- permits, whole: of the shared limiter; short: the weight of the next job, if the permits do not suffice for it;
--- held: whether the next waiting job was too heavy for the free slots, or there are holds; holds: these, encoded;
+-- held: whether the next waiting job was too heavy for the free slots; holds: these, encoded, or false; ends: when each
+-- hold on the worker's names ends;
 -- room_before: free slots before the outcomes;
 -- alone: a job with a stalled attempt is claimed alone: 'taken' if this claim has one, 'later' if one is next.
 local claiming = {permits = tonumber(ARGV[ARGS + 14]), whole = tonumber(ARGV[ARGS + 15]), short = 0}
@@ -29,7 +30,7 @@ claiming.alone, claiming.others, claiming.skips = false, ARGV[ARGS + 16] == '1',
 local capacity, per, concurrency
 do
   local overrides = call('HMGET', META, 'limited', 'capacity', 'per', 'concurrency', 'held', 'holds')
-  claiming.held, claiming.holds = overrides[5], overrides[6]
+  claiming.held, claiming.holds, claiming.ends = overrides[5] == '1', overrides[6], {}
   capacity, per, concurrency = limits_of(overrides, ARGV[ARGS + 4], ARGV[ARGS + 5], ARGV[ARGS + 6])
 end
 
@@ -48,6 +49,11 @@ end
 
 -- Claim jobs.
 
+-- Note that no job is too heavy any more.
+local function clear_held()
+  if claiming.holds then call('HSET', META, 'held', 2) else call('HDEL', META, 'held') end
+end
+
 local claimed, ids, base = {}, {}, ''
 local wait = -1
 
@@ -61,9 +67,7 @@ if claiming.holds and slots > 0 then
     local name, ends = hold[1], hold[3]
     if ends == 0 or ends > now then
       standing = true
-      if ends > 0 and handled[name] and call('HEXISTS', META, 'n:' .. name) == 1 then
-        claiming.release_at = math.min(claiming.release_at or ends, ends)
-      end
+      if ends > 0 and handled[name] then claiming.ends[name] = ends end
       handled[name] = nil
     end
   end
@@ -74,8 +78,9 @@ if claiming.holds and slots > 0 then
     end
     names = left
   else
-    call('HDEL', META, 'holds', 'held')
-    claiming.held, claiming.holds = false, false
+    call('HDEL', META, 'holds')
+    claiming.holds = false
+    if not claiming.held then clear_held() end
   end
 end
 
@@ -238,8 +243,8 @@ local function claim()
     end
     if too_heavy and claiming.alone ~= 'later' then
       if not claiming.held and claiming.short == 0 then call('HSET', META, 'held', 1) end
-    elseif claiming.held and not claiming.holds and token > 0 and call('ZCARD', UNHANDLED) == 0 then
-      call('HDEL', META, 'held')
+    elseif claiming.held and token > 0 and call('ZCARD', UNHANDLED) == 0 then
+      clear_held()
     end
     variadic('HSET', ST, st_changes)
     variadic('ZADD', LEASE, leased)
@@ -260,9 +265,9 @@ local function claim()
     local left = math.max(0, tonumber(due[2]) - now)
     if wait < 0 or left < wait then wait = left end
   end
-  if claiming.release_at then
-    local left = claiming.release_at - now
-    if wait < 0 or left < wait then wait = left end
+  for name, ends in pairs(claiming.ends) do
+    local left = ends - now
+    if (wait < 0 or left < wait) and call('HEXISTS', META, 'n:' .. name) == 1 then wait = left end
   end
   if unhandled_count >= 1000 or claiming.alone == 'later' then wait = 0 end
 end
@@ -272,7 +277,7 @@ if slots > 0 then claim() end
 if next(seen) and concurrency and (claiming.room_before <= 0 or claiming.held) and free() > 0 then
   local left = call('LLEN', W) + call('ZCARD', Z) + call('ZCARD', UNHANDLED)
   woken = woken or left > 0
-  if left == 0 and not claiming.holds then call('HDEL', META, 'held') end
+  if left == 0 then clear_held() end
 end
 
 local function reply(word, claims)

@@ -271,7 +271,8 @@ def failure_of(mutant: Mutant, copy: Path) -> str | None:
 def failure(test: str, copy: Path) -> str | None:
     """Return the first line of the failure of a test; None if it passes."""
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "--tb=short", "-p", "no:cacheprovider", test]
+    options = ["-n", "0", "-x", "-q", "--tb=short", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", *options, test]
     found = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     if found.returncode == 0:
         return None

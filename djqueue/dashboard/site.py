@@ -224,7 +224,7 @@ class DashboardSite:
         queue, job_id = captured.get("queue", ""), captured.get("job_id", "")
         if not rights.may(request, page.right) or (queue and not rights.sees(request, queue)):
             if changes:
-                detail = {key: captured[key] for key in ("worker", "name") if key in captured} or None
+                detail = {key: value for key, value in captured.items() if key in ("worker", "name")} or None
                 audit.note(request, page.name, queue=queue, job_id=job_id, refused=True, detail=detail)
             raise PermissionDenied
         if changes:

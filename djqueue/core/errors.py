@@ -42,7 +42,7 @@ A class's docstring is its message; a subclass without a docstring has its base'
 stored rows and with what goes over sockets.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -134,10 +134,11 @@ class JobNotStoredError(StorageError):
 
     code = "job_not_stored"
 
-    def __init__(self, message: str | None = None, places: Collection[int] = ()) -> None:
+    def __init__(self, message: str | None = None, jobs: Mapping[int, tuple[str, str]] | None = None) -> None:
         super().__init__(message)
-        self.places = places
-        """Positions of the jobs among those of the call, for a caller in the scheduler's process."""
+        self.jobs = jobs or {}
+        """Queue and id of each of the jobs, by its position among those of the call, for a caller in the
+        scheduler's process."""
 
 
 class SchedulerRunningError(StorageError):

@@ -63,7 +63,9 @@ class Relay:
         self._log = ThrottledLog(logger, LOGGED)
         self._refusing: set[str] = set()
         """Queues that have just refused jobs, so that those of others come first."""
-        self._kept: set[int] = set()
+        self._rejected: set[int] = set()
+        """Rows that stay although their dead letters are in the storage, whose database refuses these."""
+        self._kept: dict[int, JobKey] = {}
         """Rows that stay although the storage has their jobs, whose rows its database refuses."""
 
     def relay_once(self) -> int:
@@ -79,7 +81,9 @@ class Relay:
             sent = self._send(rows)
             done = {row.id for row in sent}
             self._rows().filter(id__in=done).delete()
-        self._kept -= done
+        for one in done:
+            self._kept.pop(one, None)
+        self._rejected -= done
         return len(rows)
 
     def _transaction(self) -> AbstractContextManager[Any]:
@@ -126,8 +130,10 @@ class Relay:
             try:
                 self._enqueue([batch._replace(options=batch.options.refused(error))])
             except JobNotStoredError:
-                self._kept.add(rows[0].id)
                 sent = ()
+            if rows[0].id in self._rejected:
+                return sent
+            self._rejected.add(rows[0].id)
             text = "Job %s of queue %r in the outbox was refused, and is a dead letter: %s"
             logger.error(text, rows[0].job_id, rows[0].queue, in_one_line(error))
             return sent
@@ -142,7 +148,12 @@ class Relay:
                 self._enqueue(batches)
         except JobNotStoredError as error:
             self._log.log(WARNING, "", "Jobs stay in the outbox, retrying: %s", in_one_line(error))
-            kept = {new[place].id for place in error.places}
+            kept: dict[int, JobKey] = {}
+            for place, key in error.jobs.items():
+                row = new[place]
+                # One row of each job is enough, best its own; the others are duplicates of it.
+                if key not in kept.values() or (row.queue, row.job_id) == key:
+                    kept = {other: job for other, job in kept.items() if job != key} | {row.id: key}
             self._kept |= kept
             return [row for row in rows if row.id not in kept]
         return rows
@@ -151,17 +162,17 @@ class Relay:
         """Return the rows whose jobs were sent, and must not be sent again, even if they have ended since."""
         if self._storage.capabilities.scheduler is None:
             # A job with a generated id is only known to the storage if it was sent before.
-            states = self._states(row for row in rows if row.fresh)
+            states = self._states((row.queue, row.job_id) for row in rows if row.fresh)
             return {row.id for row in rows if states.get((row.queue, row.job_id)) is not None}
         # A scheduler that has jobs may not have written them: it recognizes them, and answers when it has.
-        states = self._states(row for row in rows if row.id in self._kept)
+        states = self._states(self._kept[row.id] for row in rows if row.id in self._kept)
         over = {key for key, state in states.items() if state is None or state in TERMINAL}
-        return {row.id for row in rows if row.id in self._kept and (row.queue, row.job_id) in over}
+        return {row.id for row in rows if self._kept.get(row.id) in over}
 
-    def _states(self, rows: Iterable[OutboxJob]) -> dict[JobKey, State | None]:
+    def _states(self, keys: Iterable[JobKey]) -> dict[JobKey, State | None]:
         queues: dict[str, list[str]] = {}
-        for row in rows:
-            queues.setdefault(row.queue, []).append(row.job_id)
+        for queue, job_id in keys:
+            queues.setdefault(queue, []).append(job_id)
         return {
             (queue, job_id): state
             for queue, ids in queues.items()

@@ -132,6 +132,10 @@ class TableJournal(Journal):
         with self._changed:
             self._closing = True
             self._give_up_at = monotonic() + CLOSE_PATIENCE
+            if self._refused:
+                # A last try: what made the database refuse them may be over.
+                self._again |= self._refused.keys()
+                self._changes.precede_with(self._left_out.take(self._refused))
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
@@ -320,15 +324,15 @@ class TableJournal(Journal):
             all_of_them: Raise it only if the database refuses the rows of all.
         """
         refused = self._refused
-        places = [place for place, key in enumerate(jobs) if key in refused] if refused else []
-        if places and (not all_of_them or len(places) == len(jobs)):
-            queue, job_id = key = jobs[places[0]]
-            others = f", and {numbered(len(places) - 1, 'other')}" if len(places) > 1 else ""
+        found = {place: key for place, key in enumerate(jobs) if key in refused} if refused else {}
+        if found and (not all_of_them or len(found) == len(jobs)):
+            queue, job_id = key = next(iter(found.values()))
+            others = f", and {numbered(len(found) - 1, 'other')}" if len(found) > 1 else ""
             raise JobNotStoredError(
                 f"job {job_id!r} of queue {queue!r}{others}: the change was made, but is only in the "
                 f"scheduler's memory, because the database {self._dialect.alias!r} refuses it: "
                 f"{refused.get(key)}",
-                places,
+                found,
             )
 
     def _about_refused(self) -> str:
@@ -433,9 +437,15 @@ class TableJournal(Journal):
                     self._lease.renew_if_due()
             except BaseException as error:
                 self._metrics.give_back(metrics)
+                try:
+                    if isinstance(error, Exception) and refuses_rows(error):
+                        self._keep_lease()
+                except LeaderLeaseLostError as lost:
+                    self._fail(changes, lost)
+                    raise
+                except Exception as other:
+                    error.add_note(f"The lease could not be renewed either: {in_one_line(other)}")
                 self._fail(changes, error)
-                if isinstance(error, Exception) and refuses_rows(error):
-                    self._keep_lease()
                 raise
             finally:
                 self._began = math.inf
@@ -514,6 +524,8 @@ class TableJournal(Journal):
     def _leave_out(self, changes: UnwrittenChanges, refused: dict[JobKey, str]) -> None:
         new = refused.keys() - self._refused.keys()
         with self._changed:
+            if self._changes.everything:
+                return  # All contents were replaced meanwhile.
             if not self._refused:
                 self._again_at = monotonic() + LEFT_OUT_FOR
             self._left_out.follow(changes.take(refused))

@@ -216,10 +216,34 @@ def test_job_of_the_outbox_that_is_a_dead_letter_is_one_once(storage, monkeypatc
         storage.enqueue([batch(ids=["bad"])])
     monkeypatch.setitem(storage.scheduler.engine.context.policies, QUEUE, QueuePolicy(key_mode=KEYED))
     with refusing("NEW.job_id = 'bad'"):
-        for _ in range(2):
+        for _ in range(3):
             relay.relay_once()
+            # Only the memory of the scheduler has the dead letter.
+            assert models.OutboxJob.objects.exists()
     assert caplog.text.count("is a dead letter") == 1
-    assert not models.OutboxJob.objects.exists()
+
+
+def test_outbox_keeps_one_row_for_each_job_that_the_database_refuses(storage):
+    relay = relay_of(storage)
+    with refusing("NEW.job_id = 'owner'"):
+        enqueue(storage, id="owner", unique_key="k")
+        with transaction.atomic():
+            for _ in range(2):
+                storage.enqueue([batch(ids=["duplicate"], unique_key="k")])
+            storage.enqueue([batch(ids=["owner"], unique_key="k")])
+        for _ in range(3):
+            relay.relay_once()
+        assert list(models.OutboxJob.objects.values_list("job_id", flat=True)) == ["owner"]
+
+
+def test_jobs_that_the_database_refused_are_written_at_the_end(make_storage):
+    storage = make_storage(here=True, clock=FakeClock(), policies=POLICIES)
+    with refusing("NEW.job_id = 'bad'"):
+        enqueue(storage, id="bad")
+        wait_for(storage.scheduler.journal)
+        assert stored() == set()
+    storage.close()
+    assert stored() == {"bad"}
 
 
 def test_more_refused_jobs_than_can_be_left_out_are_an_outage(storage, monkeypatch):

@@ -225,7 +225,9 @@ class DashboardSite:
         queue, job_id = captured.get("queue", ""), captured.get("job_id", "")
         if not rights.may(request, page.right) or (queue and not rights.sees(request, queue)):
             if changes:
-                detail = {key: value for key, value in captured.items() if key in ("worker", "name")}
+                # A name without a queue may be that of a limiter which not every user may know.
+                keys = ("worker", "name") if queue else ("worker",)
+                detail = {key: captured[key] for key in keys if key in captured}
                 audit.note(
                     request, page.name, queue=queue, job_id=job_id, refused=True, detail=detail or None
                 )

@@ -132,6 +132,14 @@ class Scene:
         cron = self.rows[CronJob, queue]
         operation = bulk.begin("default", BulkKind.CLEAN, bulk.Selection((queue,), states=("cancelled",)))
         AuditEvent.objects.create(at=NOON, user="ann", action="pause", queue=queue, job_id=f"{queue}-done")
+        view = AuditEvent.objects.create(
+            at=NOON,
+            action="view_share",
+            queue=queue,
+            user="ann",
+            user_pk="0",
+            detail={"view": f"shared view of {queue}", "query": {"queue": queue}},
+        )
         self.captured[queue] = {
             "queue": queue,
             "job_id": f"{queue}-failed",
@@ -140,6 +148,7 @@ class Scene:
             "key": "abc",
             "name": queue,
             "schedules/": cron.pk,
+            "views/": view.pk,
             "history/operations/": operation.pk,
         }
 
@@ -166,7 +175,7 @@ class Scene:
         known = {**self.captured[queue], "object_id": getattr(row, "pk", None)}
         route = str(pattern.pattern)
         if "pk" in names:
-            parts = ("schedules/", "history/operations/")
+            parts = ("schedules/", "history/operations/", "views/")
             known["pk"] = known[next(part for part in parts if route.startswith(part))]
         values = {name: known[name] for name in names}
         assert None not in values.values(), f"{model.__name__} needs a row in tests/admin/walk.py"
@@ -203,6 +212,7 @@ def data_for(target: Target) -> dict[str, Any]:
         "what": "completed",
         "kind": "retry",
         "queue": queue,
+        "view": f"view of {queue}",
         "concurrency_key": f"{queue}-key",
         "key-name": f"{queue}-key",
         "key-concurrency": "9",

@@ -134,7 +134,7 @@ def test_times_and_durations_are_localized():
     for language, time, length in (
         ("en", "2026-03-04 05:06:07", "1.5 s"),
         ("de", "04.03.2026 05:06:07", "1,5 s"),
-        ("zh-hans", "2026-03-04 05:06:07", "1.5 s"),
+        ("zh-hans", "2026-03-04 05:06:07", "1.5 秒"),
     ):
         with translation.override(language):
             assert (rendering.local(when), rendering.duration(1_500)) == (time, length)

@@ -165,8 +165,8 @@ MUTANTS = (
     Mutant(
         "priority is ignored",
         SQL + "claim.py",
-        'ORDER BY rank, seq LIMIT ?{tx.dialect.skip_locked}"\n    take = (',
-        'ORDER BY seq LIMIT ?{tx.dialect.skip_locked}"\n    take = (',
+        'ORDER BY rank, seq LIMIT ?{tx.dialect.skip_locked}"\n        chosen = ',
+        'ORDER BY seq LIMIT ?{tx.dialect.skip_locked}"\n        chosen = ',
     ),
     Mutant(
         "every attempt of a job has the same token",
@@ -208,8 +208,8 @@ MUTANTS = (
     Mutant(
         "delay is ignored",
         SQL + "enqueue.py",
-        "    if run_at > tx.now:\n        model.state",
-        "    if run_at > tx.now + 10_000:\n        model.state",
+        "State.DELAYED if run_at > tx.now else",
+        "State.DELAYED if run_at > tx.now + 10_000 else",
     ),
     Mutant(
         "renewal does not extend the lease",

@@ -193,7 +193,9 @@ def _parameters(query: Mapping[str, Any]) -> dict[str, Any]:
         for name in TIMES
         if isinstance(query.get(name), int)
     }
-    return {**query, **times}
+    # PostgreSQL does not keep the order of keys.
+    values = {**query, **times}
+    return {name: values[name] for name in FIELDS if name in values}
 
 
 def _may_delete(request: HttpRequest, view: SavedView) -> bool:

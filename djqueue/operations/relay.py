@@ -131,11 +131,10 @@ class Relay:
                 self._enqueue([batch._replace(options=batch.options.refused(error))])
             except JobNotStoredError:
                 sent = ()
-            if rows[0].id in self._rejected:
-                return sent
-            self._rejected.add(rows[0].id)
-            text = "Job %s of queue %r in the outbox was refused, and is a dead letter: %s"
-            logger.error(text, rows[0].job_id, rows[0].queue, in_one_line(error))
+            if rows[0].id not in self._rejected:
+                self._rejected.add(rows[0].id)
+                text = "Job %s of queue %r in the outbox was refused, and is a dead letter: %s"
+                logger.error(text, rows[0].job_id, rows[0].queue, in_one_line(error))
             return sent
 
     def _send_new(self, rows: Sequence[OutboxJob]) -> Sequence[OutboxJob]:

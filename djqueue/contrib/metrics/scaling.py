@@ -142,7 +142,7 @@ def _slots(demand: QueueDemand, row: QueueOverview) -> int:
     are jobs, or than the limits of the queue allow.
     """
     waiting, active, duration = demand.waiting, demand.active, demand.duration
-    if row.paused or waiting <= 0:
+    if row.paused or not waiting:
         return active
     limit = active + waiting if row.concurrency is None else min(active + waiting, row.concurrency)
     if duration is None:

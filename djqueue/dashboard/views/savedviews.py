@@ -217,10 +217,10 @@ def _read() -> list[SavedView]:
 def _views() -> list[SavedView]:
     rows = rows_of(AuditEvent).filter(action__in=ACTIONS, refused=False).order_by("-pk")
     columns = ("pk", "action", "user_pk", KT("detail__owner"), KT("detail__view"))
-    part: list[Any] = list(rows.values_list(*columns)[:PART])
     newest: dict[tuple[str, str], int | None] = {}
-    count = 0
-    while part:
+    count, older = 0, rows
+    while True:
+        part: list[Any] = list(older.values_list(*columns)[:PART])
         for pk, action, user_pk, owner, name in part:
             newest.setdefault((owner or user_pk, name), None if action == DELETE else pk)
         count += len(part)
@@ -230,7 +230,7 @@ def _views() -> list[SavedView]:
             text = "Views saved before the last %d changes of views are not shown."
             throttled.log(logging.WARNING, "rows", text, count)
             break
-        part = list(rows.filter(pk__lt=part[-1][0]).values_list(*columns)[:PART])
+        older = rows.filter(pk__lt=part[-1][0])
     # Only the details of these are decoded.
     keys = [pk for pk in newest.values() if pk is not None]
     return [

@@ -53,7 +53,6 @@ from djqueue.storage.scheduler import SchedulerStorage
 from djqueue.testing.draining import drain
 from djqueue.testing.environment import job_environment
 from tests.support import PATIENCE
-from tools.benchmarks.measures import MEASURES
 
 from .pages import PAGES, ROOT, Block, blocks, first_cells, table
 
@@ -490,10 +489,6 @@ def test_table_of_redis_keys_has_the_keys_of_every_script():
 
     assert declared - common <= named
     assert named <= declared | {RESULT, LOG_LINES, ITEMS, GONE}
-
-
-def test_table_of_benchmark_metrics_is_complete():
-    assert first_cells("benchmarks.md", "metrics") == list(MEASURES)
 
 
 def test_states_page_matches_the_transition_table(monkeypatch):

@@ -21,6 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import django
 import msgpack
 import pyarrow
 import redis
@@ -35,7 +36,8 @@ from tests.contrib.spark.sessions import session
 from tests.servers import PostgresServer, RedisServer
 from tests.support import eventually
 from tests.tables import empty_tables
-from tools.benchmarks.measures import TEXT, configure, percentile
+from tools.benchmarks.bare import percentile
+from tools.benchmarks.client import TEXT
 
 QUEUE, BESIDE, JOB = "bench", "beside", "shop.send"
 PARTITIONS = 4
@@ -59,6 +61,22 @@ end
 return redis.call('RPUSH', 'waiting', unpack(entries))
 """
 """A hash for each job, and a list: what Redis does at best."""
+
+
+def configure(folder: str) -> None:
+    """A Django project on a SQLite file."""
+    database = {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": str(Path(folder) / "bench.sqlite3"),
+        "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+    }
+    settings.configure(
+        INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "djqueue"],
+        DATABASES={"default": database},
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+        USE_TZ=True,
+    )
+    django.setup()
 
 
 def main() -> int:

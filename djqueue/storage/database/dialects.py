@@ -85,6 +85,8 @@ LOCK_HOLDERS = """
     ORDER BY 6 NULLS LAST, a.xact_start LIMIT 1
 """
 """The session that held up others: one with a lock of a whole table, or with the oldest transaction."""
+NUMBERS = "SELECT nextval(pg_get_serial_sequence('djqueue_job', 'id'))"
+"""Takes keys of new jobs of PostgreSQL."""
 AT_ONCE = "; SET LOCAL lock_timeout = '250ms'"
 """Lets a transaction of PostgreSQL wait for others like itself, but for none that stays open."""
 SAVEPOINT = "djqueue"
@@ -141,9 +143,16 @@ class SqlDialect(ABC):
 
     @abstractmethod
     def writing(
-        self, wrapper: BaseDatabaseWrapper, cursor: Any, *, durable: bool = False, waits: bool = True
-    ) -> AbstractContextManager[bool]:
-        """Open a transaction that writes, and commit it at the end. The value is whether it was opened.
+        self,
+        wrapper: BaseDatabaseWrapper,
+        cursor: Any,
+        *,
+        durable: bool = False,
+        waits: bool = True,
+        numbers: int = 0,
+    ) -> AbstractContextManager[Sequence[int] | None]:
+        """Open a transaction that writes, and commit it at the end. The value is None if it was not opened,
+        and otherwise the numbers that came with its beginning.
 
         Args:
             wrapper: A connection without a transaction; on SQLite, `tune_for_loop` has prepared one for which
@@ -152,6 +161,7 @@ class SqlDialect(ABC):
             durable: Whether the commit must be on disk, regardless of the connection's settings.
             waits: Wait for other transactions. Otherwise, the transaction is not opened, or fails at a lock
                 that another one does not release at once: see `is_locked`.
+            numbers: How many of `numbers` the transaction needs, if they save an exchange with a server.
         """
 
     def is_locked(self, error: BaseException) -> bool:
@@ -167,12 +177,14 @@ class SqlDialect(ABC):
         """Limit waits for locks meanwhile, in a transaction whose settings stay as they were."""
 
     @contextmanager
-    def nested(self, wrapper: BaseDatabaseWrapper, cursor: Any) -> Iterator[None]:
+    def nested(
+        self, wrapper: BaseDatabaseWrapper, cursor: Any, *, numbers: int = 0
+    ) -> Iterator[Sequence[int]]:
         """Limit waits for locks meanwhile, at a savepoint of the caller's transaction: an error undoes only
-        what was done since, and leaves its settings as they were.
+        what was done since, and leaves its settings as they were. The value is as that of `writing`.
         """
         with transaction.atomic(using=wrapper.alias), self.limited(wrapper, cursor):
-            yield
+            yield ()
 
     def holder(self, wrapper: BaseDatabaseWrapper, older: float = 0.2) -> str:
         """Return a sentence that names the session whose lock holds up others; empty if there is none.
@@ -372,8 +384,14 @@ class SqliteSql(SqlDialect):
 
     @contextmanager
     def writing(
-        self, wrapper: BaseDatabaseWrapper, cursor: Any, *, durable: bool = False, waits: bool = True
-    ) -> Iterator[bool]:
+        self,
+        wrapper: BaseDatabaseWrapper,
+        cursor: Any,
+        *,
+        durable: bool = False,
+        waits: bool = True,
+        numbers: int = 0,
+    ) -> Iterator[Sequence[int] | None]:
         # djqueue's writers wait in the lock file, and there for those of other programs in SQLite.
         turns = self._turns or self._open_turns(cursor)
         usual = self._usual(wrapper)
@@ -382,7 +400,7 @@ class SqliteSql(SqlDialect):
         if not turns.acquire(remaining(limit)):
             if waits:
                 raise OperationalError("database is locked")
-            yield False
+            yield None
             return
         try:
             with _pragma(cursor, "synchronous", "FULL") if durable else nullcontext():
@@ -391,7 +409,7 @@ class SqliteSql(SqlDialect):
                         cursor.execute("BEGIN IMMEDIATE")
                 is_open = waits or _begins_at_once(cursor)
                 with _committed(cursor) if is_open else nullcontext():
-                    yield is_open
+                    yield () if is_open else None
         finally:
             turns.release()
 
@@ -513,17 +531,22 @@ class PostgresSql(SqlDialect):
 
     @contextmanager
     def writing(
-        self, wrapper: BaseDatabaseWrapper, cursor: Any, *, durable: bool = False, waits: bool = True
-    ) -> Iterator[bool]:
+        self,
+        wrapper: BaseDatabaseWrapper,
+        cursor: Any,
+        *,
+        durable: bool = False,
+        waits: bool = True,
+        numbers: int = 0,
+    ) -> Iterator[Sequence[int] | None]:
         # After the wait for a lock, a statement must see what its last holder has committed.
         begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
         limits = "" if self.is_limited(wrapper) else f"; {self._limits()}"
         wanted = limits if waits else AT_ONCE
-        cursor.execute(
-            f"{begin}{self._of_transaction}{f'; {SYNCED}' if durable else ''}{wanted}", prepare=False
-        )
+        opening = f"{begin}{self._of_transaction}{f'; {SYNCED}' if durable else ''}{wanted}"
         with _committed(cursor):
-            yield True
+            cursor.execute(opening + _and_numbers(numbers), prepare=False)
+            yield _first_values(cursor) if numbers else ()
 
     def is_limited(self, wrapper: BaseDatabaseWrapper) -> bool:
         return wrapper in self._tuned and remaining(math.inf) == math.inf
@@ -539,13 +562,15 @@ class PostgresSql(SqlDialect):
                 cursor.execute(_put_back(before))
 
     @contextmanager
-    def nested(self, wrapper: BaseDatabaseWrapper, cursor: Any) -> Iterator[None]:
+    def nested(
+        self, wrapper: BaseDatabaseWrapper, cursor: Any, *, numbers: int = 0
+    ) -> Iterator[Sequence[int]]:
         # Each statement of its own would be a round trip: this takes two instead of four.
-        cursor.execute(f"SAVEPOINT {SAVEPOINT}; {self._limits()}", prepare=False)
-        cursor.nextset()
-        before = cursor.fetchall()
         try:
-            yield
+            cursor.execute(f"SAVEPOINT {SAVEPOINT}; {self._limits()}{_and_numbers(numbers)}", prepare=False)
+            cursor.nextset()
+            before = cursor.fetchall()
+            yield _first_values(cursor) if numbers else ()
         except BaseException:
             try:
                 cursor.execute(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}; RELEASE SAVEPOINT {SAVEPOINT}")
@@ -629,8 +654,7 @@ class PostgresSql(SqlDialect):
                 copy.write_row(row)
 
     def numbers(self, cursor: Any, count: int) -> Sequence[int]:
-        statement = "SELECT nextval(pg_get_serial_sequence('djqueue_job', 'id')) FROM generate_series(1, %s)"
-        return [number for (number,) in cursor.execute(statement, (count,)).fetchall()]
+        return _first_values(cursor.execute(f"{NUMBERS} FROM generate_series(1, %s)", (count,)))
 
     def lock(self, cursor: Any, keys: Sequence[str]) -> None:
         cursor.execute(
@@ -679,6 +703,18 @@ def dialect_for(alias: str, *, has_sessions: bool = True, timeout: float | None 
         f"DATABASES[{alias!r}] is {connection.display_name}: djqueue stores jobs in PostgreSQL or SQLite; "
         "use one of these, or the Redis storage"
     )
+
+
+def _and_numbers(count: int) -> str:
+    """Return the statement that takes so many numbers after others in the same exchange."""
+    return f"; {NUMBERS} FROM generate_series(1, {count})" if count else ""
+
+
+def _first_values(cursor: Any) -> list[int]:
+    """Return the first values of the rows of the last statement."""
+    while cursor.nextset():
+        pass
+    return [value for value, *_ in cursor.fetchall()]
 
 
 @contextmanager

@@ -234,7 +234,10 @@ class DatabaseStorage(Storage):
         durable = any(batch.options.durable for batch in batches)
         is_apart = bool(batches) and all(batch.options.durable is False for batch in batches)
         if not is_apart or not self.follower.is_possible:
-            return self.database.write(lambda tx: enqueue.enqueue(tx, batches), durable=durable)
+            numbers = enqueue.numbers(self.database, batches)
+            return self.database.write(
+                lambda tx: enqueue.enqueue(tx, batches), durable=durable, numbers=numbers
+            )
         if self.buffer.takes(batches):
             return self.buffer.add(batches)
         self._flush_buffer()

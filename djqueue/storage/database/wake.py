@@ -101,15 +101,31 @@ class Wake:
         """
         if not tx.dialect.has_clock or not self._database.notify:
             return
+        for prefix, names in ((CLAIMABLE, tx.woken - tx.noticed), (EVENTS, observed)):
+            if sent := self._now(tx, prefix, names):
+                _notify(tx, prefix, sent)
+
+    def notice(self, tx: Tx) -> tuple[str, Sequence[Any]]:
+        """Return the end of a statement that notifies other processes of jobs so far, and its parameters."""
+        if not tx.dialect.has_clock or not self._database.notify:
+            return "", ()
+        sent = self._now(tx, CLAIMABLE, tx.woken)
+        tx.noticed = frozenset(tx.woken)
+        if not sent:
+            return "", ()
+        listed, values = tx.listed(sent)
+        # NULL, since the function returns an empty text.
+        notified = f"NULLIF(CAST(pg_notify({channel(CLAIMABLE)}, q.name) AS text), '')"
+        return f" UNION ALL SELECT {notified} FROM {listed} q", (values,)
+
+    def _now(self, tx: Tx, prefix: str, names: Collection[str]) -> list[str]:
+        """Return the queues of which a transaction notifies others; the rest follows after a pause."""
         now = time.monotonic()
-        late = []
-        for prefix, names in ((CLAIMABLE, tx.woken), (EVENTS, observed)):
-            sent = {queue for queue in names if self._may_send((prefix, queue), now)}
-            late += [(prefix, queue) for queue in sorted(names) if queue not in sent]
-            if sent:
-                _notify(tx, prefix, sorted(sent))
+        sent = {queue for queue in names if self._may_send((prefix, queue), now)}
+        late = [(prefix, queue) for queue in sorted(names) if queue not in sent]
         if late:
             tx.then(lambda: self._send_later(late))
+        return sorted(sent)
 
     def _may_send(self, key: tuple[str, str], now: float) -> bool:
         """Return whether a queue was not notified lately, and record that it is now."""

@@ -35,18 +35,22 @@ class DjqueueConfig(AppConfig):
     name = "djqueue"
     verbose_name = _("Job queue")
     default_auto_field = "django.db.models.BigAutoField"
+    test_settings: Any = None
+    """TEST in the settings with which Django started. A test whose own DJQUEUE has no TEST keeps it."""
 
     def ready(self) -> None:
         """Import the modules that define jobs, and register what workers do besides running jobs."""
         from .storage.chores import makers
 
+        given = getattr(settings, "DJQUEUE", {})
+        if self.test_settings is None and isinstance(given, Mapping):
+            type(self).test_settings = given.get("TEST", {})
         post_migrate.connect(_after_flush, sender=self)
         makers["schedules"] = _schedules
         makers["bulk operations"] = _bulk_operations
         makers["errors"] = _errors
         makers["alerts"] = _alerts
 
-        given = getattr(settings, "DJQUEUE", {})
         if not _may_define_jobs(given):
             return
         from .conf import get_settings, is_wrong

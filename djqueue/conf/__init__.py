@@ -4,10 +4,13 @@ Django imports this module at start-up, so it imports the others when they are u
 """
 
 import os
+import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
         HealthSettings,
         MonitoringSettings,
         Settings,
+        SettingsInTests,
     )
 
 __all__ = [
@@ -42,20 +46,24 @@ __all__ = [
     "HealthSettings",
     "MonitoringSettings",
     "Settings",
+    "SettingsInTests",
     "get_settings",
     "has_django",
+    "is_pytest",
+    "is_testing",
     "is_token",
     "is_wrong",
     "parse_rate",
     "problems",
     "read_settings",
     "unknown_limiters",
+    "uses_memory_in_tests",
 ]
 
 VALUES = frozenset(
     {
         *("AlertSettings", "BackupSettings", "DashboardSettings", "HealthSettings", "MonitoringSettings"),
-        "Settings",
+        *("Settings", "SettingsInTests"),
     }
 )
 """Names that are in `values`; the others are in `readers`."""
@@ -77,7 +85,33 @@ def get_settings() -> "Settings":
 
     if not has_django():
         return Settings()
-    return read_settings(getattr(django_settings, "DJQUEUE", {}))
+    given = getattr(django_settings, "DJQUEUE", {})
+    if isinstance(given, Mapping):
+        # A test that has its own settings does not have to repeat those about its storage.
+        kept = getattr(apps.app_configs.get("djqueue"), "test_settings", None)
+        given = given if kept is None else {"TEST": kept, **given}
+    return read_settings(given)
+
+
+def is_testing() -> bool:
+    """Return whether this process runs tests: in Django's test environment, or in pytest."""
+    # Django has no other mark of its own: some projects set `mail.outbox` and EMAIL_BACKEND without tests.
+    state = getattr(sys.modules.get("django.test.utils"), "_TestState", None)
+    if hasattr(state, "saved_data"):
+        return True
+    return is_pytest()
+
+
+def is_pytest() -> bool:
+    """Return whether this process is pytest, and no program that one of its tests has started."""
+    return "pytest" in sys.modules and "PYTEST_VERSION" in os.environ
+
+
+def uses_memory_in_tests() -> bool:
+    """Return whether this process runs tests whose jobs are in its memory, whatever STORAGE is."""
+    from .values import IN_MEMORY
+
+    return is_testing() and get_settings().test.storage == IN_MEMORY
 
 
 def has_django() -> bool:

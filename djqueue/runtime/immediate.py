@@ -216,6 +216,7 @@ class ImmediateStorage(MemoryStorage):
             after `clock` was moved.
     """
 
+    has_worker = True
     handlers: Handlers | None = None
     """Functions by job name, as for `djqueue.Worker`; None serves every `@job` function."""
     raise_failures = False

@@ -15,10 +15,11 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
+from django.apps import apps
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from djqueue.conf import Settings, get_settings, is_pytest, is_testing, uses_memory_in_tests
+from djqueue.conf import Settings, get_settings, has_django, is_pytest, is_testing, uses_memory_in_tests
 from djqueue.core.errors import ConfigurationError, DjqueueError
 from djqueue.core.messages import shown_name
 from djqueue.storage.base import Storage
@@ -92,6 +93,8 @@ def _storage_for(purpose: object) -> Storage:
 
 def _configured(purpose: object) -> Storage:
     settings = get_settings()
+    if settings.backend != MEMORY and not settings.immediate:
+        _check_installed()
     if purpose is None:
         return make_storage(settings)
     if purpose is REAL_IN_TESTS:
@@ -99,6 +102,14 @@ def _configured(purpose: object) -> Storage:
     if not settings.immediate and not issubclass(_backend(settings.backend), _backend(MEMORY)):
         settings = replace(settings, backend=MEMORY, storage_options={})
     return make_storage(settings)
+
+
+def _check_installed() -> None:
+    """Raise ConfigurationError if the project does not have the app, whose tables the storages use."""
+    if has_django() and apps.ready and not apps.is_installed("djqueue"):
+        raise ConfigurationError(
+            "'djqueue' is not in INSTALLED_APPS: add it, and run `manage.py migrate`, before jobs are used"
+        )
 
 
 def _real_in_tests(settings: Settings) -> Storage:

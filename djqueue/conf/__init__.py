@@ -6,6 +6,7 @@ Django imports this module at start-up, so it imports the others when they are u
 import os
 import sys
 from collections.abc import Mapping
+from datetime import tzinfo
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
+
+from djqueue.core.units import NaiveTimes
 
 if TYPE_CHECKING:
     from .readers import (
@@ -119,9 +122,19 @@ def has_django() -> bool:
     return bool(django_settings.configured or "DJANGO_SETTINGS_MODULE" in os.environ)
 
 
+def _zone_of_naive_times() -> tzinfo | None:
+    """Return the time zone of datetimes without one. As in Django, USE_TZ forbids them."""
+    if not has_django() or django_settings.USE_TZ:
+        return None
+    from django.utils.timezone import get_default_timezone
+
+    return get_default_timezone()
+
+
 def _forget(*, setting: str, **_: object) -> None:
     if setting == "DJQUEUE":
         get_settings.cache_clear()
 
 
+NaiveTimes.zone = _zone_of_naive_times
 setting_changed.connect(_forget)

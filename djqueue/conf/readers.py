@@ -28,7 +28,7 @@ from djqueue.core.policies import (
     Rate,
     Retention,
 )
-from djqueue.core.suggest import nearest
+from djqueue.core.suggest import nearest, nearest_setting
 from djqueue.core.units import milliseconds, parse_size, positive_milliseconds
 
 from .values import (
@@ -85,7 +85,7 @@ def problems(given: Mapping[str, Any]) -> list[str]:
     for key, value in given.items():
         reader = READERS.get(key)
         if reader is None:
-            wrong.append(f"DJQUEUE[{shown_name(key)}] is not a setting{nearest(str(key), READERS)}")
+            wrong.append(f"DJQUEUE[{shown_name(key)}] is not a setting{nearest_setting(str(key), READERS)}")
             continue
         try:
             reader(key, value)

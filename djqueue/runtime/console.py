@@ -56,7 +56,7 @@ def banner(worker: Worker, processes: int | None = None) -> str:
 
 
 def findings(worker: Worker) -> list[str]:
-    """Return problems of the storage's servers, and queue names that look misspelled, one line each."""
+    """Return problems of the storage's servers, and queues that nothing declares, one line each."""
     return [
         *(
             f"{finding.text} {finding.hint} ({finding.id})"
@@ -130,12 +130,13 @@ def _row(entry: tuple[str, str]) -> str:
 
 
 def _unknown_queues(worker: Worker) -> list[str]:
-    """Return a line for each unknown queue whose name resembles a known one."""
+    """Return a line for each queue that nothing declares or has filled."""
     if worker.options.queues is None:
         return []
     known = hints.declared_queues().union(worker.storage.queues.names())
     return [
-        f"Queue {name!r} is not declared and has no jobs. Did you mean {suggestion!r}?"
+        f"Queue {name!r} has no jobs, and no job type, schedule or setting names it."
+        + (f" Did you mean {suggestion!r}?" if (suggestion := similar(name, known)) is not None else "")
         for name in worker.options.queues
-        if name not in known and (suggestion := similar(name, known)) is not None
+        if name not in known
     ]

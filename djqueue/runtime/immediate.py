@@ -361,6 +361,15 @@ class ImmediateStorage(MemoryStorage):
             self._failures.clear()
 
     @contextmanager
+    def run_after(self) -> Iterator[None]:
+        """Run the jobs that the block enqueues on this thread at its end."""
+        held = self._call.held
+        with self.hold():
+            yield
+        if not held:
+            self.run_waiting()
+
+    @contextmanager
     def hold(self) -> Iterator[None]:
         """Run no jobs on this thread until the end of the block, and none at its end."""
         held, self._call.held = self._call.held, True

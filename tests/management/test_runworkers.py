@@ -295,7 +295,9 @@ def test_heartbeat_logs_a_summary_of_processed_jobs_once(monkeypatch, caplog):
 def test_undeclared_empty_queue_gets_a_suggestion():
     output = run("--queues", "smus")
 
-    assert "Queue 'smus' is not declared and has no jobs. Did you mean 'sums'?" in output
+    assert "Queue 'smus' has no jobs, and no job type, schedule or setting names it." in output
+    assert "Did you mean 'sums'?" in output
+    assert "Queue 'nope' has no jobs" in run("--queues", "nope")
 
 
 def test_undeclared_queue_with_jobs_gets_no_suggestion():

@@ -271,7 +271,7 @@ def test_second_signal_cancels_running_jobs_of_all_workers(shop: Shop) -> None:
         shop.call("patient.enqueue().id")
         workers.says("patient began")
         workers.signal()
-        workers.says("is stopping; 1 jobs are still running")
+        workers.says("is stopping; jobs still running: 1")
         workers.signal()
         assert workers.ends() == 0
     assert "patient was asked to stop" in workers.output

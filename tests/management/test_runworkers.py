@@ -286,9 +286,11 @@ def test_heartbeat_logs_a_summary_of_processed_jobs_once(monkeypatch, caplog):
     with Worker(get_storage(), heartbeat=0.01) as worker:
         double.enqueue(1)
         eventually(lambda: worker.counters.completed == 1)
-        eventually(lambda: any("Processed 1 jobs" in line for line in messages(caplog, logging.INFO)))
+        eventually(
+            lambda: any("Jobs since the last summary: 1;" in line for line in messages(caplog, logging.INFO))
+        )
 
-    summaries = [line for line in messages(caplog, logging.INFO) if line.startswith("Processed ")]
+    summaries = [line for line in messages(caplog, logging.INFO) if line.startswith("Jobs since ")]
     assert len(summaries) == 1
 
 

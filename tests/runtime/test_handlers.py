@@ -133,7 +133,7 @@ async def test_wrong_arguments_fail_the_attempt(storage, queue, enqueued_elsewhe
     assert "Traceback" not in failed.error.traceback
 
 
-async def test_type_error_of_a_handler_stays_as_it_is(storage, queue):
+async def test_type_error_of_a_handler_stays_as_it_is(storage, queue, caplog):
     @job(name="length")
     def length(value):
         return len(value)
@@ -142,7 +142,8 @@ async def test_type_error_of_a_handler_stays_as_it_is(storage, queue):
 
     await work_off(storage, {"length": length})
 
-    assert record(queue, result.id).error.message == "object of type 'int' has no len()"
+    assert record(queue, result.id).error.summary == "TypeError: object of type 'int' has no len()"
+    assert "failed permanently (max_attempts_exceeded): TypeError: object of type" in caplog.text
 
 
 @pytest.mark.parametrize("value", [None, False, 0, "", [], {}, b"", 0.0, (1, 2)])

@@ -60,7 +60,15 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.utils.module_loading import import_string
 
 from . import middleware
-from .conf import READERS, Settings, is_wrong, problems, read_settings, unknown_limiters
+from .conf import (
+    READERS,
+    Settings,
+    is_wrong,
+    problems,
+    read_settings,
+    unknown_limiters,
+    uses_memory_in_tests,
+)
 from .core.errors import ConfigurationError, DjqueueError, OptionError, StorageError, UnknownQueueError
 from .core.executors import INLINE
 from .core.messages import shown_name
@@ -105,6 +113,7 @@ HINTS = {
     "BACKUP": "For example {'EVERY': 21_600, 'KEEP': 12}, or None to take no backups in runworkers.",
     "MONITORING": "For example {'TOKEN_FILE': '/run/secrets/djqueue-token'}.",
     "ALERTS": "For example {'MAIL': ['ops@example.com'], 'AFTER': 60}.",
+    "TEST": "For example {'STORAGE': 'real'}, to use the storage of STORAGE in tests, too.",
 }
 FROM_SETTINGS = frozenset({"clock", "limiters", "metrics", "policies", "random"})
 """Parameters of storages that come from other settings or from tests, not from OPTIONS."""
@@ -594,7 +603,7 @@ def _redis(settings: Settings) -> Iterator[Finding]:
 
 def _servers() -> Iterator[Finding]:
     settings = _valid_settings()
-    if settings is None or _redis_options(settings) is None:
+    if settings is None or _redis_options(settings) is None or uses_memory_in_tests():
         return
     from .storage.redis.connections import Connections
     from .storage.redis.health import findings, unreachable

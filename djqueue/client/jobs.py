@@ -325,6 +325,12 @@ class JobType(Generic[P, R]):
 
     def _waiting(self, wait: Any, on_restart: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Separate the caller's `wait` and `on_restart` from the function's, which are put into kwargs."""
+        if "timeout" in kwargs and self.arguments is not None and not self.arguments.takes("timeout"):
+            raise ArgumentsError(
+                f"{self.name}{self.arguments.signature}: got an unexpected keyword argument 'timeout'. To "
+                f"limit how long the caller waits, pass wait={kwargs['timeout']!r}; to limit how long the "
+                f"job runs, use {self.__name__}.using(timeout={kwargs['timeout']!r})."
+            )
         options = []
         for name, value in (("wait", wait), ("on_restart", on_restart)):
             option = self._calling.get(name, CALLING[name])

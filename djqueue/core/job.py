@@ -21,6 +21,11 @@ class JobFailure(NamedTuple):
     message: str
     traceback: str = ""
 
+    @property
+    def summary(self) -> str:
+        """Type and message, without the module of built-in exceptions, as Python writes them."""
+        return f"{self.type.removeprefix('builtins.')}: {self.message}"
+
 
 class AttemptRecord(NamedTuple):
     """One ended attempt of a job."""

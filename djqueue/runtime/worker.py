@@ -96,6 +96,7 @@ class Worker:
             connect=connect,
         )
         self.storage = storage if storage is not None else get_storage()
+        self.storage.has_worker = True
         if self.storage.on_incidents is None:
             self.storage.on_incidents = announce_incidents
         self.handlers = read_handlers(handlers)

@@ -271,7 +271,7 @@ def test_second_signal_cancels_running_jobs_of_all_workers(shop: Shop) -> None:
         shop.call("patient.enqueue().id")
         workers.says("patient began")
         workers.signal()
-        workers.says("is stopping; 1 jobs are still running")
+        workers.says("is stopping; jobs still running: 1")
         workers.signal()
         assert workers.ends() == 0
     assert "patient was asked to stop" in workers.output
@@ -503,3 +503,26 @@ def test_mirror_runs_in_its_own_process_on_redis(tmp_path: Path, redis_server: A
         eventually(lambda: shop.run(count) == 1)
         workers.signal()
         assert workers.ends() == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (ON_SQLITE, "run manage.py migrate --database default"),
+        (ON_REDIS % "redis://127.0.0.1:1/0", "127.0.0.1:1"),
+        (ON_REDIS % "redis://nowhere.invalid/0", "nowhere.invalid"),
+    ],
+    ids=["before migrate", "wrong port", "wrong host"],
+)
+def test_supervisor_exits_at_once_with_the_reason_last_if_the_storage_cannot_be_used(
+    tmp_path: Path, settings: str, words: str
+) -> None:
+    project = Project(tmp_path, JOBS % 1, settings)
+
+    done = project.manage("runworkers")
+
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1
+    assert last.startswith("CommandError: ")
+    assert words in last
+    assert "restarting" not in done.stderr

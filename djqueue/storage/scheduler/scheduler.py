@@ -190,8 +190,8 @@ class JobScheduler:
                 raise
         if any(found):
             logger.info(
-                "The scheduler loaded %d pending jobs, %d running, %d interrupted, %d dead letters and %d "
-                "records of ended jobs.",
+                "The scheduler loaded its tables: jobs not started: %d, running: %d, interrupted: %d, dead "
+                "letters: %d, records of ended jobs: %d. Jobs in the outbox follow.",
                 *found,
             )
         if not self._awaited:

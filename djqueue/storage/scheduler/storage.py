@@ -133,6 +133,11 @@ class SchedulerStorage(Storage):
             clock=clock,
         )
 
+    @classmethod
+    def options_in_tests(cls, options: Mapping[str, Any], prefix: str) -> dict[str, Any]:  # noqa: ARG003
+        # The default folder follows from the name of the database, which is a test database's.
+        return {name: option for name, option in options.items() if name != "folder"}
+
     @property
     def scheduler(self) -> JobScheduler | None:
         """The scheduler, if it is this process."""

@@ -13,6 +13,7 @@ from traceback import walk_tb
 from types import TracebackType
 from typing import Any, NoReturn
 
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import (
     DataError,
     Error,
@@ -59,6 +60,10 @@ STANDBY = re.compile(r"in a read-only transaction", re.IGNORECASE)
 BROKEN = re.compile(r"disk I/O error", re.IGNORECASE)
 UNKNOWN = "Is it running?"
 """The remedy for other errors."""
+IN_COROUTINE = (
+    "djqueue was called in async code, where Django does not let databases be used: await the async method, "
+    "whose name begins with an a, such as aenqueue(...) for enqueue(...)"
+)
 MIGRATING = "django.db.migrations.executor"
 
 
@@ -182,6 +187,8 @@ class NamedErrors:
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
         """Raise the user's error for a database error."""
+        if isinstance(error, SynchronousOnlyOperation):
+            raise SynchronousOnlyOperation(IN_COROUTINE) from None
         if isinstance(error, Error):
             raise_named(self._alias, error)
 

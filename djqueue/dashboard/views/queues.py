@@ -243,9 +243,8 @@ def hold(request: HttpRequest, site: DashboardSite, queue: str, name: str) -> Ht
         raise BadInputError(form.errors.as_text())
     hours, reason = form.cleaned_data["hours"], form.cleaned_data["reason"]
     until = None if hours is None else to_datetime(SYSTEM_CLOCK.now() + hours * HOUR)
-    Queue(queue).hold(name, until=until, reason=reason)
-    detail = {"name": name, "until": None if until is None else until.isoformat(), "reason": reason}
-    audit.note(request, "hold", queue=queue, detail=detail)
+    held = Queue(queue).hold(name, until=until, reason=reason)
+    audit.note(request, "hold", queue=queue, detail=held.detail())
     messages.success(request, _("Held %(name)s in %(queue)s.") % {"name": name, "queue": queue})
     return site.back(request, "queue", queue)
 

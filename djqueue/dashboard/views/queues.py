@@ -569,14 +569,11 @@ def _chart_numbers(lines: Sequence[QueueRow]) -> ChartNumbers:
     if not lines:
         return ChartNumbers([], [])
     starts = [bucket.start for bucket in lines[0].buckets[::TABLE_MINUTES]]
-    rows = [
-        (
-            line.name,
-            [sum(line.history[at : at + TABLE_MINUTES]) for at in range(0, len(line.history), TABLE_MINUTES)],
-        )
-        for line in lines
-    ]
-    return ChartNumbers(starts, rows)
+    return ChartNumbers(starts, [(line.name, _in_steps(line.history)) for line in lines])
+
+
+def _in_steps(numbers: Sequence[int]) -> list[int]:
+    return [sum(numbers[at : at + TABLE_MINUTES]) for at in range(0, len(numbers), TABLE_MINUTES)]
 
 
 def _set_paused(request: HttpRequest, site: DashboardSite, queue: str, *, paused: bool) -> HttpResponse:

@@ -460,8 +460,9 @@ class Queue:
 
     ais_paused = asynchronous(is_paused)
 
-    def hold(self, name: str, *, until: datetime | None = None, reason: str = "") -> None:
-        """Hold the jobs of one name: none of them starts until `release`, and active jobs continue.
+    def hold(self, name: str, *, until: datetime | None = None, reason: str = "") -> Hold:
+        """Hold the jobs of one name, and return the hold: none of them starts until `release`, and active
+        jobs continue.
 
         Jobs of other names go on. Another hold on the name replaces the first one.
 
@@ -472,11 +473,13 @@ class Queue:
 
         Raises OptionError.
         """
-        at = None if until is None else instant("until", until)
-        if at is not None and at <= SYSTEM_CLOCK.now():
+        now, at = SYSTEM_CLOCK.now(), None if until is None else instant("until", until)
+        if at is not None and at <= now:
             raise OptionError(f"until: must be in the future; got {shown(until)}")
         text = "" if reason == "" else check_text("reason", reason)
-        self.storage.queues.hold(self.name, check_name(self.name, name), at, text)
+        hold = Hold(check_name(self.name, name), now, at, text)
+        self.storage.queues.hold(self.name, hold.name, at, text)
+        return hold
 
     ahold = asynchronous(hold)
 

@@ -13,6 +13,7 @@ from .errors import ConfigurationError, OptionError, QueueFullError
 from .job import REJECTED, Batch
 from .options import DAY, JobKey
 from .states import State
+from .units import to_datetime
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -72,6 +73,11 @@ class Hold(NamedTuple):
     until: int | None = None
     """When it ends by itself; None: when it is released."""
     reason: str = ""
+
+    def detail(self) -> dict[str, str | None]:
+        """Return its name, end and reason, as the activity log keeps them."""
+        until = None if self.until is None else to_datetime(self.until).isoformat()
+        return {"name": self.name, "until": until, "reason": self.reason}
 
 
 def standing(holds: Iterable[Hold], now: int) -> tuple[Hold, ...]:

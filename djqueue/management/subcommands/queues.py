@@ -192,9 +192,7 @@ def hold(options: Options, output: Output) -> None:
     """Hold a job type."""
     queue, name, seconds = Queue(options["queue"]), options["name"], options["for"]
     until = None if seconds is None else to_datetime(SYSTEM_CLOCK.now() + int(seconds * 1_000))
-    queue.hold(name, until=until, reason=options["reason"])
-    shown = None if until is None else until.isoformat()
-    detail = {"name": name, "until": shown, "reason": options["reason"]}
+    detail = queue.hold(name, until=until, reason=options["reason"]).detail()
     note("hold", queue=queue.name, detail=detail)
     output.document({"queue": queue.name, **detail})
     output.line(f"Holding {name} in {queue.name}{'' if until is None else f' until {until:%F %T} UTC'}.")

@@ -23,7 +23,6 @@ from djqueue.storage.staging import CHUNK
 
 from .tables import EVENTS, JOBS, PAYLOAD, RESULTS, TABLES, Column, Table
 
-STAGED, DIRECT = "staged", "direct"
 FAIL, SKIP, DEAD = "fail", "skip", "dead"
 ENQUEUE, RETRY, CANCEL, DELETE, UPDATE = "enqueue", "retry", "cancel", "delete", "update"
 EARLIEST, LATEST = "earliest", "latest"
@@ -42,8 +41,9 @@ UNAVAILABLE = {
     "contenttype": "because payloads are written as MessagePack",
     "durable": "because it only affects how a single enqueue is committed",
     "enqueueoncommit": "because Spark has no transaction to wait for",
+    "deliverymode": "because all rows are staged, which is faster and enqueues all of them or none",
 }
-"""Why a job option can't be set, by its normalized name."""
+"""Why an option can't be set, by its normalized name."""
 DEPENDS_ON = "depends_on"
 """Parsed separately, because ids refer to the row's queue."""
 NOT_PER_JOB = frozenset({"queue", "content_type", "durable", "enqueue_on_commit"})
@@ -319,7 +319,6 @@ WRITE_OPTIONS = (
     Option("maxPayloadBytes", "max_payload", _number(int, 1), WITH_PAYLOAD),
     Option("txnAppId", "app", _key, NEW),
     Option("txnVersion", "version", _number(int, 0, 2**63 - 1), NEW),
-    Option("deliveryMode", "delivery", _choice(STAGED, DIRECT), NEW),
     Option(
         "batchSize", "batch_size", _number(int, 1, CHUNK, ", the jobs of one call to the storage"), OPERATIONS
     ),
@@ -392,7 +391,6 @@ class WriteOptions:
     max_payload: int = 1024 * 1024
     app: str | None = None
     version: int | None = None
-    delivery: str = STAGED
     batch_size: int = CHUNK
     max_queue_depth: int | None = None
     backpressure_timeout: float = 600.0
@@ -473,13 +471,8 @@ def _check_combinations(values: Mapping[str, Any]) -> None:
             "excludeColumns can't be combined with includeColumns, which names all columns to pass: remove "
             "one of them"
         )
-    is_direct = values.get("delivery") == DIRECT
-    if is_direct and "stage_ttl" in values:
-        raise OptionError(
-            "stageTtl can't be combined with deliveryMode=direct, which stages no rows: remove one of them"
-        )
-    is_staged = not is_direct and values.get("operation", ENQUEUE) == ENQUEUE
-    if "backpressure_timeout" in values and "max_queue_depth" not in values and not is_staged:
+    is_change = values.get("operation", ENQUEUE) != ENQUEUE
+    if is_change and "backpressure_timeout" in values and "max_queue_depth" not in values:
         raise OptionError("backpressureTimeout: requires maxQueueDepth: set both, or remove it")
 
 

@@ -41,8 +41,6 @@ class TaskReport:
     chunks: dict[str, str] = field(default_factory=dict)
     """By queue, one character for each staged chunk."""
     rows: int = 0
-    enqueued: dict[str, Counts] = field(default_factory=dict)
-    """Counts of directly enqueued jobs, by queue."""
     rejected: dict[str, int] = field(default_factory=dict)
     """Invalid rows, by reason."""
     changed: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -55,11 +53,6 @@ class TaskReport:
     """The Spark application and the run of a streaming query, if the write is in its `foreachBatch`."""
     content: int = 0
     """A checksum of the staged jobs, whatever their order."""
-
-    @property
-    def counts(self) -> Counts:
-        """Counts of directly enqueued jobs in all queues."""
-        return sum(self.enqueued.values(), Counts())
 
 
 @dataclass(frozen=True, kw_only=True)

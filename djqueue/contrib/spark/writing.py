@@ -1,7 +1,6 @@
 """Write rows as jobs, on the driver and in tasks, without depending on Spark.
 
-Tasks stage chunks, and the driver publishes them; see `djqueue.storage.staging`. In direct mode, tasks
-enqueue the jobs, and the driver only counts them.
+Tasks stage chunks, and the driver publishes them; see `djqueue.storage.staging`.
 """
 
 from collections import Counter
@@ -9,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import lru_cache
-from hashlib import blake2b
 from secrets import token_hex
 from typing import Any
 
@@ -19,19 +17,17 @@ from djqueue.core.options import JobOptions
 from djqueue.core.policies import KEYED, QueuePolicy
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import BulkWriteReport, QueueShare, run_of, tag_of
-from djqueue.storage.staging import CHUNK, Counts, Plan, Staging, share_of
+from djqueue.storage.staging import CHUNK, Counts, Plan, Staging
 
 from .changing import ChangeColumns, JobChanger
 from .columns import JobColumns
 from .locations import staging_of, storage_at
-from .options import DIRECT, ENQUEUE, STAGED, WriteOptions
+from .options import ENQUEUE, WriteOptions
 from .publishing import Checksum, DriverPublisher, frame_of
 from .reporting import TaskReport, WriteReport, WriteReporter, aborted, new_report, refuse_used_name
 from .rows import CHUNK_BYTES, Chunk, KeyedQueues, job_reader
 from .throttling import StorageRetry, WriteThrottle
 
-DIRECT_JOBS = 100
-"""Jobs of one batch in direct mode. Redis takes about 5 ms for them: their ids may exist, unlike new ones."""
 CHUNKS_TOGETHER = 100
 """Maximum number of chunks that a task stages in one call."""
 LONGEST_RUN = 500
@@ -63,7 +59,7 @@ class Write:
         if options.queue is not None and options.key_mode is not None:
             self._modes[options.queue] = options.key_mode
         with closing(self.storage()) as storage:
-            if options.delivery == STAGED and not is_change:
+            if not is_change:
                 staging_of(storage)
             storage.connect()
             if options.write is not None and not options.dry_run:
@@ -113,12 +109,10 @@ class Write:
                 partition=_partition(part),
             )
             chunks, names = reader.chunks(batches), dict[str, None]()
-            staged, enqueued, content = dict[str, str](), dict[str, Counts](), 0
+            staged, content = dict[str, str](), 0
             if self.options.dry_run:
                 for _ in chunks:
                     pass
-            elif self.options.delivery == DIRECT:
-                enqueued = self._enqueue(storage, chunks, names)
             else:
                 summed = Checksum(chunks)
                 staged = self._stage(staging_of(storage), part, summed, names)
@@ -127,7 +121,6 @@ class Write:
             part=part,
             chunks=staged,
             rows=reader.read,
-            enqueued=enqueued,
             rejected=dict(reader.rejected),
             names=tuple(names),
             content=content,
@@ -156,50 +149,18 @@ class Write:
                 kinds[queue] = kinds.get(queue, "") + added
         return kinds
 
-    def _enqueue(
-        self, storage: Storage, chunks: Iterable[Chunk], names: dict[str, None]
-    ) -> dict[str, Counts]:
-        throttle, send = WriteThrottle(self.options, storage), self._retrying()
-        counts, seen = dict[str, Counts](), Counter[bytes]()
-        for chunk in chunks:
-            names[chunk.name] = None
-            throttle.wait(chunk.queue, chunk.size)
-            batches = [
-                self._named(part, seen) if part.fresh else part
-                for batch in chunk.batches
-                for part in _split(batch, DIRECT_JOBS)
-            ]
-            added = Counts.of(answer.status for answer in send(storage.enqueue, self._tagged(batches)))
-            counts[chunk.queue] = counts.get(chunk.queue, Counts()) + added
-        return counts
-
     def _tagged(self, batches: Sequence[Batch]) -> list[Batch]:
         """Add the tag that identifies the write's jobs. Ids do not depend on it."""
         tag = tag_of(self.report)
         return [batch._replace(options=_with_tag(batch.options, tag)) for batch in batches]
 
-    def _named(self, batch: Batch, seen: Counter[bytes]) -> Batch:
-        """Derive ids from the jobs' contents, so that each attempt generates the same ids.
-
-        Equal rows get different ids."""
-        identity = repr((self.app, self.options.version, batch.queue, batch.name, batch.options.as_dict()))
-        when = repr((batch.delay, batch.run_at))
-        key = blake2b((identity + when).encode(), digest_size=32).digest()
-        ids: list[str] = []
-        for payload in batch.payloads:
-            digest = blake2b(payload, digest_size=16, key=key).digest()
-            seen[digest] += 1
-            ids.append(f"{digest.hex()}-{seen[digest]}")
-        return batch._replace(ids=ids, fresh=False)
-
     def commit(self, tasks: Sequence[TaskReport], version: int | None = None) -> WriteReport:
         """Publish the staged rows, each queue as a whole, and return the report."""
         rows, rejected = sum(task.rows for task in tasks), Counter[str]()
         counts, answers = Counts(), Counter[str]()
-        queues = {queue for task in tasks for queue in (*task.chunks, *task.enqueued, *task.changed)}
+        queues = {queue for task in tasks for queue in (*task.chunks, *task.changed)}
         for task in tasks:
             rejected.update(task.rejected)
-            counts += task.counts
             for results in task.changed.values():
                 answers.update(results)
         number = version if version is not None else self.options.version or 0
@@ -215,8 +176,7 @@ class Write:
                 if any(task.chunks for task in tasks):
                     plan = self._plan(tasks, number, is_batch=version is not None)
                     publisher = DriverPublisher(storage, self.options, reporter)
-                    published, skipped = publisher.publish(plan)
-                    counts += published
+                    counts, skipped = publisher.publish(plan)
                 elif not self.options.dry_run:
                     reporter.done(skipped=False)
         return WriteReport(
@@ -242,8 +202,6 @@ class Write:
         for task in tasks:
             for queue, kinds in task.chunks.items():
                 shares[queue] = shares.get(queue, QueueShare()) + QueueShare(len(kinds))
-            for queue, counts in task.enqueued.items():
-                shares[queue] = shares.get(queue, QueueShare()) + share_of(counts, ended=True)
             for queue in task.changed:
                 shares[queue] = QueueShare(ended=True)
         names = tuple(dict.fromkeys(name for task in tasks for name in task.names))
@@ -279,11 +237,11 @@ class Write:
         if self.options.dry_run:
             return
         tasks = list(tasks)
-        queues = {queue for task in tasks for queue in (*task.chunks, *task.enqueued)}
+        queues = {queue for task in tasks for queue in task.chunks}
         if self.options.queue is not None:
             queues.add(self.options.queue)
         with closing(self.storage()) as storage:
-            if self.options.delivery == STAGED and self.options.operation == ENQUEUE:
+            if self.options.operation == ENQUEUE:
                 plan = self._plan(tasks, self.options.version or 0, is_batch=False)
                 staging = staging_of(storage)
                 state = staging.state_of(plan)
@@ -312,14 +270,6 @@ def _together(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
             group, jobs, size = [], 0, 0
     if group:
         yield group
-
-
-def _split(batch: Batch, size: int) -> Iterator[Batch]:
-    """Split a batch into batches of at most `size` jobs."""
-    ids = batch.ids
-    for first in range(0, len(batch.payloads), size):
-        part = slice(first, first + size)
-        yield batch._replace(payloads=batch.payloads[part], ids=None if ids is None else ids[part])
 
 
 @lru_cache(maxsize=1024)

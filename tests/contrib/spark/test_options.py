@@ -99,7 +99,11 @@ WRONG = [
     ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion: must be a number of at least 0; got -1"),
     ({"txnAppId": "a" * 201, "txnVersion": "1"}, "txnAppId: must have 1 to 200 characters; got 201"),
     ({"writeId": "w" * 201}, "writeId: must have 1 to 200 characters; got 201"),
-    ({"deliveryMode": "once"}, "deliveryMode: 'once' is not one of staged, direct"),
+    (
+        {"deliveryMode": "direct"},
+        "deliveryMode: not available for Spark's writes, because all rows are staged, which is faster and "
+        "enqueues all of them or none: remove it",
+    ),
     ({"onError": "ignore"}, "onError: 'ignore' is not one of fail, skip, dead"),
     ({"operation": "replace"}, "operation: 'replace' is not one of enqueue, retry, cancel, delete, update"),
     ({"max_attempts": "3", "maxAttempts": "4"}, "maxAttempts: the option is set twice, also as max_attempts"),
@@ -126,8 +130,6 @@ WRONG = [
         "queue and queueColumn can't be combined: remove queue to take it from column 'q'",
     ),
     ({"job_column": "n"}, "job and jobColumn can't be combined: remove job to take it from column 'n'"),
-    ({"deliveryMode": "direct", "stageTtl": "60"}, "stageTtl can't be combined with deliveryMode=direct"),
-    ({"deliveryMode": "direct", "backpressureTimeout": "9"}, "backpressureTimeout: requires maxQueueDepth"),
     ({"path": "/data"}, "path: save() and load() take no path, because the option url names the storage"),
     ({"numPartitions": "5"}, "unknown option 'numPartitions': remove it"),
     ({"batchSize": "1.5"}, "batchSize: '1.5' is not a whole number"),
@@ -184,7 +186,7 @@ def test_operation_needs_no_job_and_has_default_columns():
     [
         ("retry", {"job": "j"}, "job: not supported by the operation retry"),
         ("cancel", {"priority": "1"}, "priority: not supported by the operation cancel"),
-        ("delete", {"deliveryMode": "staged"}, "deliveryMode: not supported by the operation delete"),
+        ("delete", {"stageTtl": "60"}, "stageTtl: not supported by the operation delete"),
         ("delete", {"dryRun": "true"}, "dryRun: not supported by the operation delete"),
         ("update", {"max_attempts": "3"}, "max_attempts: not supported by the operation update"),
         ("update", {"txnAppId": "a"}, "txnAppId: not supported by the operation update"),

@@ -46,12 +46,11 @@ def test_write_saves_a_report(storage, write):
     assert found.started_at <= found.finished_at <= found.updated_at
 
 
-@pytest.mark.parametrize("mode", ["staged", "direct"])
-def test_report_counts_inserted_duplicate_and_rejected_rows(storage, url, mode):
+def test_report_counts_inserted_duplicate_and_rejected_rows(storage, url):
     storage.enqueue([batch(2, queue="b", ids=["a", "b"])])
     storage.reads.counts("b")  # Flush it, as a scheduler would.
     given = {"url": url, "queueColumn": "q", "job": "j", "idColumn": "key", "onError": "skip"}
-    made = Write(WriteOptions.read({**given, "deliveryMode": mode}), ["q", "key"])
+    made = Write(WriteOptions.read(given), ["q", "key"])
     table = pyarrow.table({"q": list("bbbba"), "key": ["a", "c", None, "c", "d"]})
 
     made.commit([made.run_task("0.0", table.to_batches())])
@@ -62,9 +61,8 @@ def test_report_counts_inserted_duplicate_and_rejected_rows(storage, url, mode):
     assert found.rows == found.inserted + found.duplicates + sum(found.rejected.values())
 
 
-@pytest.mark.parametrize("mode", ["staged", "direct"])
-def test_jobs_have_the_tag_of_their_write_in_addition_to_their_own(storage, url, mode):
-    given = {"url": url, "queue": QUEUE, "job": "j", "tagsColumn": "t", "deliveryMode": mode}
+def test_jobs_have_the_tag_of_their_write_in_addition_to_their_own(storage, url):
+    given = {"url": url, "queue": QUEUE, "job": "j", "tagsColumn": "t"}
     made = Write(WriteOptions.read(given), ["t", "n"])
     table = pyarrow.table({"t": [["x", "y"], ["z"]], "n": [1, 2]})
     made.commit([made.run_task("0.0", table.to_batches())])
@@ -74,16 +72,6 @@ def test_jobs_have_the_tag_of_their_write_in_addition_to_their_own(storage, url,
     tags = sorted(job.options.tags for job in storage.reads.page(QUEUE, State.WAITING, 10))
     assert tags == [("x", "y", found.tag), ("z", found.tag)]
     assert found.tag == f"import:{made.id}"
-
-
-def test_repeated_named_direct_write_reports_duplicates(storage, write):
-    named = {**NAMED, "deliveryMode": "direct"}
-    for duplicates in (0, ROWS):
-        made = write(**named)
-        made.commit([made.run_task("0.0", rows())])
-        assert storage.capabilities.bulk_writes.get(made.report).duplicates == duplicates
-
-    assert numbers(storage) == [*range(ROWS)]
 
 
 def test_report_exists_before_the_jobs_and_shows_progress(storage, write, monkeypatch):

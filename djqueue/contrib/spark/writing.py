@@ -23,15 +23,13 @@ from .changing import ChangeColumns, JobChanger
 from .columns import JobColumns
 from .locations import staging_of, storage_at
 from .options import ENQUEUE, WriteOptions
-from .publishing import Checksum, DriverPublisher, frame_of
+from .publishing import DriverPublisher
 from .reporting import TaskReport, WriteReport, WriteReporter, aborted, new_report, refuse_used_name
 from .rows import CHUNK_BYTES, Chunk, KeyedQueues, job_reader
 from .throttling import StorageRetry, WriteThrottle
 
 CHUNKS_TOGETHER = 100
 """Maximum number of chunks that a task stages in one call."""
-LONGEST_RUN = 500
-"""Maximum length of `TaskReport.run`; a project may choose the name of its job group."""
 ANONYMOUS_TTL = 7 * 86_400_000
 """Milliseconds to remember that a write without `txnAppId` was published."""
 
@@ -54,7 +52,6 @@ class Write:
         if options.write is not None:
             self.report, self.id = options.write, run_of(options.write, self.id)
         self.app = app or options.app or self.id
-        self._frame = frame_of(options, columns)
         self._modes: dict[str, str] = {}
         if options.queue is not None and options.key_mode is not None:
             self._modes[options.queue] = options.key_mode
@@ -84,62 +81,51 @@ class Write:
             if storage.reads.states(key[0], [key[1]]) == [None]:
                 raise OptionError(f"dependsOn: queue {key[0]!r} has no job {key[1]!r}")
 
-    def run_task(self, part: str, batches: Iterable[Any], spark: str = "", group: str = "") -> TaskReport:
+    def run_task(self, part: str, batches: Iterable[Any], spark: str = "") -> TaskReport:
         """Write the rows of one task. Each attempt of a task needs a `part` of its own.
 
         Args:
             part: The part.
             batches: The rows.
             spark: The id of the Spark application.
-            group: The run of the streaming query in whose `foreachBatch` the write is.
         """
-        report = self._run_task(part, batches)
-        run = f"{spark} {group}"[:LONGEST_RUN] if group else ""
-        return replace(report, spark=spark, run=run)
-
-    def _run_task(self, part: str, batches: Iterable[Any]) -> TaskReport:
         with closing(self.storage()) as storage:
             if isinstance(self.plan, ChangeColumns):
-                return self._change(self.plan, storage, part, batches)
-            reader = job_reader(
-                self.plan,
-                self.options.batch_size,
-                keyed=KeyedQueues(lambda queues: self._retrying()(storage.reads.key_modes, queues)),
-                states=lambda queue, ids: self._retrying()(storage.reads.states, queue, ids),
-                partition=_partition(part),
-            )
-            chunks, names = reader.chunks(batches), dict[str, None]()
-            staged, content = dict[str, str](), 0
-            if self.options.dry_run:
-                for _ in chunks:
-                    pass
+                report = self._change(self.plan, storage, part, batches)
             else:
-                summed = Checksum(chunks)
-                staged = self._stage(staging_of(storage), part, summed, names)
-                content = summed.value
+                report = self._enqueue(self.plan, storage, part, batches)
+        return replace(report, spark=spark)
+
+    def _enqueue(self, plan: JobColumns, storage: Storage, part: str, batches: Iterable[Any]) -> TaskReport:
+        send = StorageRetry(self.options.max_retries)
+        reader = job_reader(
+            plan,
+            self.options.batch_size,
+            keyed=KeyedQueues(lambda queues: send(storage.reads.key_modes, queues)),
+            states=lambda queue, ids: send(storage.reads.states, queue, ids),
+            partition=_partition(part),
+        )
+        chunks, staged, names = reader.chunks(batches), dict[str, str](), dict[str, None]()
+        if self.options.dry_run:
+            for _ in chunks:
+                pass
+        else:
+            staged = self._stage(staging_of(storage), part, chunks, names)
         return TaskReport(
-            part=part,
-            chunks=staged,
-            rows=reader.read,
-            rejected=dict(reader.rejected),
-            names=tuple(names),
-            content=content,
+            part=part, chunks=staged, rows=reader.read, rejected=dict(reader.rejected), names=tuple(names)
         )
 
     def _change(self, plan: ChangeColumns, storage: Storage, part: str, batches: Iterable[Any]) -> TaskReport:
         wait = WriteThrottle(self.options, storage).wait
-        changing = JobChanger(plan, storage, self._retrying(), wait, _partition(part))
+        changing = JobChanger(plan, storage, StorageRetry(self.options.max_retries), wait, _partition(part))
         changing.run(batches)
         changed = {queue: dict(answers) for queue, answers in changing.answers.items()}
         return TaskReport(part=part, rows=changing.read, rejected=dict(changing.rejected), changed=changed)
 
-    def _retrying(self) -> StorageRetry:
-        return StorageRetry(self.options.max_retries)
-
     def _stage(
         self, staging: Staging, part: str, chunks: Iterable[Chunk], names: dict[str, None]
     ) -> dict[str, str]:
-        send, lifetime = self._retrying(), int(self.options.stage_ttl * 1_000)
+        send, lifetime = StorageRetry(self.options.max_retries), int(self.options.stage_ttl * 1_000)
         kinds: dict[str, str] = {}
         for group in _together(chunks):
             names.update((chunk.name, None) for chunk in group)
@@ -222,10 +208,7 @@ class Write:
             queues=parts,
             lifetime=ANONYMOUS_TTL if self.app == self.id else None,
             limit=self.options.max_queue_depth,
-            # Spark itself names the batches of a stream.
-            frame="" if is_batch else self._frame,
-            run="" if is_batch else next((task.run for task in tasks if task.run), ""),
-            content=sum(task.content for task in tasks) % 2**63,
+            is_batch=is_batch,
         )
 
     def abort(self, tasks: Iterable[TaskReport]) -> None:

@@ -101,8 +101,7 @@ WRONG = [
     ({"writeId": "w" * 201}, "writeId: must have 1 to 200 characters; got 201"),
     (
         {"deliveryMode": "direct"},
-        "deliveryMode: not available for Spark's writes, because all rows are staged, which is faster and "
-        "enqueues all of them or none: remove it",
+        "deliveryMode: not available for Spark's writes, because all rows are staged, which is faster and",
     ),
     ({"onError": "ignore"}, "onError: 'ignore' is not one of fail, skip, dead"),
     ({"operation": "replace"}, "operation: 'replace' is not one of enqueue, retry, cancel, delete, update"),

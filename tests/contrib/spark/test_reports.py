@@ -9,7 +9,7 @@ from djqueue.contrib.spark import reporting
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.reporting import TASKS_FAILED
 from djqueue.contrib.spark.writing import Write
-from djqueue.core.errors import OptionError, StorageError, StorageUnavailableError
+from djqueue.core.errors import StorageError, StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, QueueShare
 from djqueue.storage.staging import CHUNKS_PER_STEP, ChunkMissingError
@@ -215,20 +215,6 @@ def test_published_version_is_reported_as_skipped(storage, write):
 
     found = storage.capabilities.bulk_writes.get(made.id)
     assert (found.state, found.skipped, found.queues) == (DONE, True, (QUEUE,))
-
-
-def test_write_with_the_name_of_another_write_is_reported_as_failed(storage, write):
-    first, second = write(**NAMED), write(**NAMED)
-    first.commit([first.run_task("0.0", rows(), "app-1", "run-1")])
-
-    with pytest.raises(OptionError, match="already names a write of other rows"):
-        second.commit([second.run_task("0.0", rows(ROWS), "app-1", "run-1")])
-    second.abort([])
-
-    found = storage.capabilities.bulk_writes.get(second.id)
-    assert (found.state, found.inserted) == (FAILED, 0)
-    assert "already names a write of other rows" in found.error
-    assert storage.capabilities.bulk_writes.get(first.id).state == DONE
 
 
 def test_write_with_failed_tasks_is_reported_as_failed(storage, write):

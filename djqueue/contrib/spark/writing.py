@@ -141,59 +141,41 @@ class Write:
         return [batch._replace(options=_with_tag(batch.options, tag)) for batch in batches]
 
     def commit(self, tasks: Sequence[TaskReport], version: int | None = None) -> WriteReport:
-        """Publish the staged rows, each queue as a whole, and return the report."""
-        rows, rejected = sum(task.rows for task in tasks), Counter[str]()
-        counts, answers = Counts(), Counter[str]()
-        queues = {queue for task in tasks for queue in (*task.chunks, *task.changed)}
-        for task in tasks:
-            rejected.update(task.rejected)
-            for results in task.changed.values():
-                answers.update(results)
-        number = version if version is not None else self.options.version or 0
-        skipped = False
+        """Publish the staged rows, and return the report. A batch of a stream has a version of its own."""
+        is_batch = version is not None
+        number = self.options.version or 0 if version is None else version
+        report, counts, skipped = self._new_report(tasks, number), Counts(), False
         with closing(self.storage()) as storage:
-            report = self._initial_report(tasks, number)._replace(
-                rows=rows,
-                rejected=dict(rejected),
-                answers=dict(answers),
-            )
-            reporter = WriteReporter(storage, self.id, report, is_batch=version is not None)
-            with reporter.recording() if not self.options.dry_run else nullcontext():
-                if any(task.chunks for task in tasks):
-                    plan = self._plan(tasks, number, is_batch=version is not None)
+            reporter = WriteReporter(storage, self.id, report, is_batch=is_batch)
+            with nullcontext() if self.options.dry_run else reporter.recording():
+                if report.total.chunks:
                     publisher = DriverPublisher(storage, self.options, reporter)
-                    counts, skipped = publisher.publish(plan)
+                    counts, skipped = publisher.publish(self._plan(tasks, number, is_batch=is_batch))
                 elif not self.options.dry_run:
                     reporter.done(skipped=False)
-        return WriteReport(
-            write=self.report,
-            app=self._reported_app,
-            version=number,
-            queues=tuple(sorted(queues)),
-            rows=rows,
-            counts=counts,
-            rejected=dict(rejected),
-            skipped=skipped,
-            operation=self.options.operation,
-            answers=dict(answers),
-        )
+        return replace(WriteReport.of(report), counts=counts, skipped=skipped)
 
-    @property
-    def _reported_app(self) -> str:
-        """The application; for a write without `txnAppId` its name, which is that of its report."""
-        return self.report if self.app == self.id else self.app
-
-    def _initial_report(self, tasks: Sequence[TaskReport], version: int) -> BulkWriteReport:
-        shares = dict[str, QueueShare]()
+    def _new_report(self, tasks: Sequence[TaskReport], version: int) -> BulkWriteReport:
+        """Return the report of a write before any of it is published."""
+        shares, rejected, answers = dict[str, QueueShare](), Counter[str](), Counter[str]()
         for task in tasks:
             for queue, kinds in task.chunks.items():
                 shares[queue] = shares.get(queue, QueueShare()) + QueueShare(len(kinds))
-            for queue in task.changed:
+            for queue, counts in task.changed.items():
                 shares[queue] = QueueShare(ended=True)
-        names = tuple(dict.fromkeys(name for task in tasks for name in task.names))
-        spark = next((task.spark for task in tasks if task.spark), "")
-        report = new_report(self.report, self._reported_app, version, shares)
-        return report._replace(names=names, parts=len(tasks), spark=spark, operation=self.options.operation)
+                answers.update(counts)
+            rejected.update(task.rejected)
+        # A write without `txnAppId` is reported under its name.
+        app = self.report if self.app == self.id else self.app
+        return new_report(self.report, app, version, shares)._replace(
+            names=tuple(dict.fromkeys(name for task in tasks for name in task.names)),
+            rows=sum(task.rows for task in tasks),
+            rejected=dict(rejected),
+            answers=dict(answers),
+            parts=len(tasks),
+            spark=next((task.spark for task in tasks if task.spark), ""),
+            operation=self.options.operation,
+        )
 
     def _plan(self, tasks: Sequence[TaskReport], version: int, *, is_batch: bool) -> Plan:
         parts: dict[str, dict[str, str]] = {}
@@ -234,10 +216,11 @@ class Write:
                         return
                 elif plan.lifetime is None or not staging.withdraw(plan):
                     return
-            report = self._initial_report(tasks, self.options.version or 0)
+            report = self._new_report(tasks, self.options.version or 0)
             shares = {queue: report.shares.get(queue, QueueShare()) for queue in queues}
+            report = report._replace(shares=shares, rows=0, rejected={}, answers={})
             # An earlier run of a named write may still be published, perhaps with the same report.
-            aborted(storage, report._replace(shares=shares), is_over=self.app == self.id)
+            aborted(storage, report, is_over=self.app == self.id)
 
 
 def _together(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:

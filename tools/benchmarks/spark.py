@@ -184,7 +184,7 @@ def sqlite_place() -> Iterator[DatabasePlace]:
 
 
 PLACES = {"redis": redis_place, "postgresql": postgresql_place, "sqlite": sqlite_place}
-ANYWHERE = ("many", "staged", "direct", "read", "partition")
+ANYWHERE = ("many", "staged", "read", "partition")
 """Ways that work in every place."""
 
 
@@ -224,9 +224,9 @@ class Bench:
                 raise RuntimeError(f"{there} jobs of {self.rows} rows")
         return self.rows / took
 
-    def write(self, **options: Any) -> None:
+    def write(self) -> None:
         """By the data source."""
-        enqueue(self.frame(), QUEUE, JOB, {"url": self.place.url, **options})
+        enqueue(self.frame(), QUEUE, JOB, {"url": self.place.url})
 
 
 Way = Callable[[Bench], dict[str, float]]
@@ -324,11 +324,6 @@ def beats(url: str) -> None:
     print(*times)
 
 
-def direct(bench: Bench) -> dict[str, float]:
-    """The data source, whose tasks enqueue themselves."""
-    return {"direct rows/s": bench.rate(lambda: bench.write(deliveryMode="direct"))}
-
-
 def read(bench: Bench) -> dict[str, float]:
     """`spark.read` of the same jobs, all of their columns, into nothing."""
     bench.rate(bench.write)
@@ -410,7 +405,6 @@ WAYS: dict[str, Way] = {
     "bare": bare,
     "many": many,
     "staged": staged,
-    "direct": direct,
     "read": read,
     "partition": by_partition,
     "memory": memory,

@@ -6,8 +6,8 @@ Spark passes it. Names are case-insensitive.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, date, datetime
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ from djqueue.storage.staging import CHUNK
 
 from .tables import EVENTS, JOBS, PAYLOAD, RESULTS, TABLES, Column, Table
 
-STAGED, DIRECT = "staged", "direct"
 FAIL, SKIP, DEAD = "fail", "skip", "dead"
 ENQUEUE, RETRY, CANCEL, DELETE, UPDATE = "enqueue", "retry", "cancel", "delete", "update"
 EARLIEST, LATEST = "earliest", "latest"
@@ -33,6 +32,8 @@ MAX_STAGE_TTL = 365 * 86_400
 """Maximum of `stageTtl`, in seconds."""
 MAX_READ_BATCH = 3_000
 """Maximum of `batchSize` of a read, in rows. A larger call would block Redis for too long."""
+MAX_WHOLE = 2**63 - 1
+"""Maximum of whole numbers, which databases store in 64 bits."""
 UNLIMITED = float("inf")
 PATH = "path"
 """The option that Spark sets for an argument of `save` or `load`."""
@@ -42,8 +43,9 @@ UNAVAILABLE = {
     "contenttype": "because payloads are written as MessagePack",
     "durable": "because it only affects how a single enqueue is committed",
     "enqueueoncommit": "because Spark has no transaction to wait for",
+    "deliverymode": "because all rows are staged, which is faster and enqueues all of them or none",
 }
-"""Why a job option can't be set, by its normalized name."""
+"""Why an option can't be set, by its normalized name."""
 DEPENDS_ON = "depends_on"
 """Parsed separately, because ids refer to the row's queue."""
 NOT_PER_JOB = frozenset({"queue", "content_type", "durable", "enqueue_on_commit"})
@@ -288,49 +290,6 @@ BATCH, STREAM = frozenset({"batch"}), frozenset({"stream"})
 READS = BATCH | STREAM
 
 
-def _job_options() -> list[Option]:
-    """Return the option of each job option, for all rows and from a column."""
-    options = []
-    for name in PER_JOB:
-        uses = SCHEDULED if name in ("priority", "run_at") else NEW
-        options.append(Option(camel(name), name, _constant(name), uses, "constants"))
-        options.append(Option(f"{camel(name)}Column", name, _as_it_is, uses, "columns"))
-    return options
-
-
-WRITE_OPTIONS = (
-    Option("url", "url", _text, OPERATIONS),
-    Option("keyPrefix", "prefix", _text, OPERATIONS),
-    Option("operation", "operation", _choice(ENQUEUE, RETRY, CANCEL, DELETE, UPDATE), OPERATIONS),
-    Option("writeId", "write", _key, OPERATIONS),
-    Option("keyMode", "key_mode", _choice(*KEY_MODES), NEW),
-    Option("queue", "queue", check_text, OPERATIONS),
-    Option("queueColumn", "queue_column", _text, OPERATIONS),
-    Option("job", "job", check_text, NEW),
-    Option("jobColumn", "job_column", _text, NEW),
-    Option("idColumn", "id", _as_it_is, OPERATIONS, "columns"),
-    *_job_options(),
-    Option("payloadColumn", "payload_column", _text, WITH_PAYLOAD),
-    Option("payloadFormat", "payload_format", _choice("value", "json", "msgpack"), WITH_PAYLOAD),
-    Option("argsColumn", "args_column", _text, WITH_PAYLOAD),
-    Option("kwargsColumn", "kwargs_column", _text, WITH_PAYLOAD),
-    Option("includeColumns", "include", _included, WITH_PAYLOAD),
-    Option("excludeColumns", "exclude", _names, WITH_PAYLOAD),
-    Option("maxPayloadBytes", "max_payload", _number(int, 1), WITH_PAYLOAD),
-    Option("txnAppId", "app", _key, NEW),
-    Option("txnVersion", "version", _number(int, 0, 2**63 - 1), NEW),
-    Option("deliveryMode", "delivery", _choice(STAGED, DIRECT), NEW),
-    Option(
-        "batchSize", "batch_size", _number(int, 1, CHUNK, ", the jobs of one call to the storage"), OPERATIONS
-    ),
-    Option("maxQueueDepth", "max_queue_depth", _number(int, 1, 2**63 - 1), PACED),
-    Option("backpressureTimeout", "backpressure_timeout", _number(float, 0), PACED),
-    Option("rateLimit", "rate_limit", _number(float, 0.001), OPERATIONS),
-    Option("maxRetries", "max_retries", _number(int, 0), OPERATIONS),
-    Option("stageTtl", "stage_ttl", _number(float, 1, MAX_STAGE_TTL), NEW),
-    Option("onError", "on_error", _choice(FAIL, SKIP, DEAD, aliases={"dlq": DEAD}), OPERATIONS),
-    Option("dryRun", "dry_run", _flag, PACED),
-)
 READ_OPTIONS = (
     Option("url", "url", _text, READS),
     Option("keyPrefix", "prefix", _text, READS),
@@ -349,7 +308,6 @@ READ_OPTIONS = (
     Option("failOnDataLoss", "fail_on_data_loss", _flag, STREAM),
 )
 
-_WRITE_OPTIONS = {key_of(option.name): option for option in WRITE_OPTIONS}
 _READ_OPTIONS = {option.name.lower(): option for option in READ_OPTIONS}
 
 
@@ -363,44 +321,52 @@ def _unknown(name: str, options: Iterable[Option]) -> OptionError:
     return OptionError(f"unknown option {name!r}{nearest(name, known) or ': remove it'}")
 
 
+def _option(
+    parse: Parser, uses: frozenset[str], default: Any = MISSING, *, name: str = "", is_secret: bool = False
+) -> Any:
+    """Return a field that is an option, whose name is by default the field's in camel case."""
+    return field(default=default, repr=not is_secret, metadata={"parse": parse, "uses": uses, "name": name})
+
+
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
     """The options of a write; docs/spark.md describes them."""
 
-    url: str = field(repr=False)
+    url: str = _option(_text, OPERATIONS, is_secret=True)
     """The storage's address. It may contain a password, so it is never shown."""
-    prefix: str = ""
-    operation: str = ENQUEUE
-    write: str | None = None
+    prefix: str = _option(_text, OPERATIONS, "", name="keyPrefix")
+    operation: str = _option(_choice(ENQUEUE, RETRY, CANCEL, DELETE, UPDATE), OPERATIONS, ENQUEUE)
+    write: str | None = _option(_key, OPERATIONS, None, name="writeId")
     """The write's name, if the caller wants to know it."""
-    queue: str | None = None
-    queue_column: str | None = None
-    job: str | None = None
-    job_column: str | None = None
-    key_mode: str | None = None
+    key_mode: str | None = _option(_choice(*KEY_MODES), NEW, None)
+    queue: str | None = _option(check_text, OPERATIONS, None)
+    queue_column: str | None = _option(_text, OPERATIONS, None)
+    job: str | None = _option(check_text, NEW, None)
+    job_column: str | None = _option(_text, NEW, None)
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Options of all jobs, checked, with the values that Python code would pass: durations are in seconds.
     `depends_on` has only the ids."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Column names by job option, or by `id`."""
-    payload_column: str | None = None
-    payload_format: str = "value"
-    args_column: str | None = None
-    kwargs_column: str | None = None
-    include: tuple[str, ...] | None = None
-    exclude: tuple[str, ...] = ()
-    max_payload: int = 1024 * 1024
-    app: str | None = None
-    version: int | None = None
-    delivery: str = STAGED
-    batch_size: int = CHUNK
-    max_queue_depth: int | None = None
-    backpressure_timeout: float = 600.0
-    rate_limit: float | None = None
-    max_retries: int = 5
-    stage_ttl: float = 86_400.0
-    on_error: str = FAIL
-    dry_run: bool = False
+    payload_column: str | None = _option(_text, WITH_PAYLOAD, None)
+    payload_format: str = _option(_choice("value", "json", "msgpack"), WITH_PAYLOAD, "value")
+    args_column: str | None = _option(_text, WITH_PAYLOAD, None)
+    kwargs_column: str | None = _option(_text, WITH_PAYLOAD, None)
+    include: tuple[str, ...] | None = _option(_included, WITH_PAYLOAD, None, name="includeColumns")
+    exclude: tuple[str, ...] = _option(_names, WITH_PAYLOAD, (), name="excludeColumns")
+    max_payload: int = _option(_number(int, 1), WITH_PAYLOAD, 1024 * 1024, name="maxPayloadBytes")
+    app: str | None = _option(_key, NEW, None, name="txnAppId")
+    version: int | None = _option(_number(int, 0, MAX_WHOLE), NEW, None, name="txnVersion")
+    batch_size: int = _option(
+        _number(int, 1, CHUNK, ", the jobs of one call to the storage"), OPERATIONS, CHUNK
+    )
+    max_queue_depth: int | None = _option(_number(int, 1, MAX_WHOLE), PACED, None)
+    backpressure_timeout: float = _option(_number(float, 0), PACED, 600.0)
+    rate_limit: float | None = _option(_number(float, 0.001), OPERATIONS, None)
+    max_retries: int = _option(_number(int, 0), OPERATIONS, 5)
+    stage_ttl: float = _option(_number(float, 1, MAX_STAGE_TTL), NEW, 86_400.0)
+    on_error: str = _option(_choice(FAIL, SKIP, DEAD, aliases={"dlq": DEAD}), OPERATIONS, FAIL)
+    dry_run: bool = _option(_flag, PACED, False)
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> "WriteOptions":
@@ -452,6 +418,22 @@ class WriteOptions:
         return named
 
 
+def _write_options() -> Iterator[Option]:
+    """Return the options of a write: its fields, ids, and each job option for all rows and from a column."""
+    for each in fields(WriteOptions):
+        if given := each.metadata:
+            yield Option(given["name"] or camel(each.name), each.name, given["parse"], given["uses"])
+    yield Option("idColumn", "id", _as_it_is, OPERATIONS, "columns")
+    for name in PER_JOB:
+        uses = SCHEDULED if name in ("priority", "run_at") else NEW
+        yield Option(camel(name), name, _constant(name), uses, "constants")
+        yield Option(f"{camel(name)}Column", name, _as_it_is, uses, "columns")
+
+
+WRITE_OPTIONS = tuple(_write_options())
+_WRITE_OPTIONS = {key_of(option.name): option for option in WRITE_OPTIONS}
+
+
 def _check_combinations(values: Mapping[str, Any]) -> None:
     """Raise OptionError for an option that would have no effect beside the others."""
     for name in ("queue", "job"):
@@ -473,13 +455,8 @@ def _check_combinations(values: Mapping[str, Any]) -> None:
             "excludeColumns can't be combined with includeColumns, which names all columns to pass: remove "
             "one of them"
         )
-    is_direct = values.get("delivery") == DIRECT
-    if is_direct and "stage_ttl" in values:
-        raise OptionError(
-            "stageTtl can't be combined with deliveryMode=direct, which stages no rows: remove one of them"
-        )
-    is_staged = not is_direct and values.get("operation", ENQUEUE) == ENQUEUE
-    if "backpressure_timeout" in values and "max_queue_depth" not in values and not is_staged:
+    is_change = values.get("operation", ENQUEUE) != ENQUEUE
+    if is_change and "backpressure_timeout" in values and "max_queue_depth" not in values:
         raise OptionError("backpressureTimeout: requires maxQueueDepth: set both, or remove it")
 
 

@@ -97,9 +97,8 @@ class BulkWriteView(NamedTuple):
 
     @property
     def is_without_jobs(self) -> bool:
-        """Whether the write failed before any of its jobs was published; direct writes may leave some."""
-        total = self.report.total
-        return self.state == FAILED and self.has_jobs and bool(total.chunks) and not total.published
+        """Whether the write failed before any of its jobs was published."""
+        return self.state == FAILED and self.has_jobs and not self.report.total.published
 
     @property
     def may_have_jobs(self) -> bool:

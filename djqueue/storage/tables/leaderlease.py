@@ -15,14 +15,12 @@ from django.db.models import QuerySet
 
 from djqueue import models
 from djqueue.core import procfs
-from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.clock import Clock
 from djqueue.core.errors import StorageError
 from djqueue.core.units import EPOCH, to_milliseconds
 from djqueue.storage.tables.clock import set_right
 
 SCHEDULER, MIRROR = "scheduler", "mirror"
-OUTSIDERS = "mirror:outsiders"
-"""Name of the row whose holder changes when another program than the mirror changes mirrored rows."""
 TTL = 10_000
 """Milliseconds for which the lease holds unless renewed."""
 RELEASED, ABANDONED = 0, 1
@@ -48,30 +46,13 @@ class LeaseHolder(NamedTuple):
 
 
 def version(alias: str) -> Hashable:
-    """Return a value that changes with each change of the rows of jobs; None if none was ever written.
+    """Return a value that changes with each change of mirrored rows; None if none was ever written.
 
     Read it before the rows: a transaction that changes rows changes both at once.
     """
-    rows = models.LeaderLeaseRow.objects.using(alias).filter(name__in=(MIRROR, OUTSIDERS))
-    found = rows.order_by("name").values_list("name", "generation", "renewed_at", "holder")
-    # The mirror's holder says nothing of its rows, and outsiders have nothing but a holder.
-    parts = [
-        (name, generation, to_milliseconds(renewed_at)) if name == MIRROR else (name, holder)
-        for name, generation, renewed_at, holder in found
-    ]
-    return tuple(parts) or None
-
-
-def mark_changed_rows(alias: str) -> None:
-    """Record that another program than the mirror changes mirrored rows. Call this in its transaction."""
-    now = SYSTEM_CLOCK.now()
-    values = {"host": "", "pid": 0, "address": "", "renewed_at": now, "expires_at": now}
-    rows = models.LeaderLeaseRow.objects.using(alias)
-    rows.update_or_create(
-        name=OUTSIDERS,
-        defaults={"holder": secrets.token_hex(8)},
-        create_defaults={"holder": secrets.token_hex(8), **values},
-    )
+    rows = models.LeaderLeaseRow.objects.using(alias).filter(name=MIRROR)
+    found: Hashable = rows.values_list("generation", "renewed_at").first()
+    return found
 
 
 class LeaderLeaseLostError(StorageError):

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from djqueue.contrib.spark.tables import ATTEMPTS, DEAD, JOBS
+from djqueue.contrib.spark.tables import ATTEMPTS, JOBS
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
@@ -35,10 +35,6 @@ def jobs_of(spark, *rows):
 
 def runs_of(spark, *rows):
     return _frame(spark, ATTEMPTS, rows)
-
-
-def dead_of(spark, *rows):
-    return _frame(spark, DEAD, rows)
 
 
 def _frame(spark, table, rows):

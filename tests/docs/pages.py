@@ -59,3 +59,11 @@ def table(page: str, label: str) -> list[list[str]]:
 def first_cells(page: str, label: str) -> list[str]:
     """The first cell of each row: see `table`."""
     return [row[0] for row in table(page, label)]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the labels of a page, and the anchors of its headings."""
+    text = FENCE.sub("", page.read_text())
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE))

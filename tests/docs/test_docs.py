@@ -57,7 +57,7 @@ from djqueue.testing.environment import job_environment
 from tests.support import PATIENCE
 from tools.benchmarks.measures import MEASURES
 
-from .pages import DOCS, FENCE, PAGES, ROOT, Block, blocks, first_cells, table
+from .pages import DOCS, FENCE, PAGES, ROOT, Block, anchors, blocks, first_cells, table
 
 MEMORY = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
 DATABASE: dict[str, object] = {}
@@ -549,14 +549,6 @@ def test_links_between_pages_lead_to_pages_and_headings(subtests):
         for target, anchor in re.findall(r"\]\(([\w-]+\.md|)#?([\w-]*)\)", text):
             with subtests.test(f"{page.name}: {target}#{anchor}"):
                 assert not anchor or anchor in anchors(page.with_name(target or page.name))
-
-
-def anchors(page: Path) -> set[str]:
-    """Return the labels of a page, and the anchors of its headings."""
-    text = FENCE.sub("", page.read_text())
-    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    slugs = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
-    return slugs | set(re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE))
 
 
 def test_terms_of_the_glossary_are_sorted():

@@ -30,6 +30,7 @@ TOP_LEVEL = {
     ),
     *(
         "demo_project",
+        "deploy",
         "djqueue",
         "docs",
         "hatch_build.py",
@@ -72,7 +73,9 @@ def test_links_between_files_of_the_repository_lead_somewhere(path: Path) -> Non
 def test_contributing_names_targets_and_folders_that_exist() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    paths = re.findall(r"`((?:djqueue|tests|tools|docs|demo_project|static|templates)(?:/[\w./-]+)?)`", text)
+    paths = re.findall(
+        r"`((?:djqueue|tests|tools|docs|demo_project|deploy|static|templates)(?:/[\w./-]+)?)`", text
+    )
 
     assert len(paths) > 10
     assert sorted(path for path in paths if not (ROOT / path).exists()) == []

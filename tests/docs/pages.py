@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from django.core.management import get_commands, load_command_class
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [ROOT / "README.md", *DOCS]
@@ -67,3 +69,10 @@ def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
     return slugs | set(re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE))
+
+
+def check_management_command(words: list[str]) -> None:
+    """Fail if `manage.py` has no such command, or the command no such flags."""
+    name, *arguments = words
+    assert name in get_commands()
+    load_command_class(get_commands()[name], name).create_parser("manage.py", name).parse_args(arguments)

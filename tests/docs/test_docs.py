@@ -17,9 +17,10 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+import uvicorn
 from asgiref.sync import async_to_sync
 from django.core.checks import Error
-from django.core.management import get_commands, load_command_class
+from django.core.management import load_command_class
 from django.core.management.base import BaseCommand, DjangoHelpFormatter
 from django.test import RequestFactory, override_settings
 from django.utils.module_loading import import_string
@@ -57,7 +58,18 @@ from djqueue.testing.environment import job_environment
 from tests.support import PATIENCE
 from tools.benchmarks.measures import MEASURES
 
-from .pages import DOCS, FENCE, PAGES, ROOT, Block, anchors, blocks, first_cells, table
+from .pages import (
+    DOCS,
+    FENCE,
+    PAGES,
+    ROOT,
+    Block,
+    anchors,
+    blocks,
+    check_management_command,
+    first_cells,
+    table,
+)
 
 MEMORY = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
 DATABASE: dict[str, object] = {}
@@ -221,26 +233,10 @@ def check_command(words: list[str]) -> None:
         source = (ROOT / "tools" / "benchmarks" / "__main__.py").read_text()
         for flag in (word for word in words[3:] if word.startswith("--")):
             assert f'"{flag}"' in source
+    elif words[0] == "uvicorn":
+        uvicorn.main.make_context("uvicorn", words[1:])
     else:
         assert words[0] in {"pip", "docker", "sqlite3"}, words
-
-
-def check_management_command(words: list[str]) -> None:
-    name, *arguments = words
-    assert name in get_commands()
-    load_command_class(get_commands()[name], name).create_parser("manage.py", name).parse_args(arguments)
-
-
-def test_systemd_unit_and_dockerfile_use_existing_flags():
-    [unit] = blocks(ROOT / "docs" / "workers.md", "ini")
-    [image] = blocks(ROOT / "docs" / "workers.md", "dockerfile")
-    started = re.search(r"^ExecStart=\S+ manage\.py (.*)$", unit.text, re.MULTILINE)
-    command = re.search(r"^CMD (\[.*\])$", image.text, re.MULTILINE)
-    assert started is not None
-    assert command is not None
-
-    check_management_command(shlex.split(started[1]))
-    check_management_command(ast.literal_eval(command[1])[2:])
 
 
 # Tables.

@@ -6,7 +6,7 @@
 | djqueue.E002 | the storage class cannot be imported |
 | djqueue.E003 | the storage class is not a subclass of `djqueue.storage.base.Storage` |
 | djqueue.E004 | an option of the storage is unknown, missing or invalid |
-| djqueue.E005 | jobs would be written in a content type that is not accepted |
+| djqueue.E005 | jobs would be written in a content type that is not accepted, or that requires kombu |
 | djqueue.E006 | the Redis server is too old |
 | djqueue.E007 | an entry of `MIDDLEWARE` is invalid |
 | djqueue.E008 | the `LIMITER` of a queue is not in `LIMITERS` |
@@ -49,6 +49,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
+from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +73,7 @@ from .conf import (
 from .core.errors import ConfigurationError, DjqueueError, OptionError, StorageError, UnknownQueueError
 from .core.executors import INLINE
 from .core.messages import shown_name
+from .core.options import MSGPACK
 from .core.overview import Finding, system_finding
 from .core.suggest import nearest, similar
 
@@ -230,6 +232,12 @@ def _content_types(settings: Settings) -> Iterator[Finding]:
             f"DJQUEUE['CODEC']: {settings.codec!r} is not in DJQUEUE['ACCEPT_CONTENT'], so no job can be "
             "enqueued.",
             f"Add {settings.codec!r} to ACCEPT_CONTENT ({', '.join(sorted(accepted))}).",
+        )
+    elif settings.codec != MSGPACK and find_spec("kombu") is None:
+        yield system_finding(
+            "djqueue.E005",
+            f"DJQUEUE['CODEC']: {settings.codec!r} requires kombu, so no job can be enqueued.",
+            "Run `pip install 'djqueue[kombu]'`.",
         )
     for content_type in sorted(accepted & PICKLES):
         yield system_finding(

@@ -161,6 +161,13 @@ def test_codec_outside_the_accepted_content_types_is_an_error(settings: Any) -> 
     assert "application/x-yaml" in message.msg
 
 
+def test_codec_that_requires_kombu_is_an_error_without_it(settings: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    (message,) = found(settings, {"STORAGE": MEMORY, "CODEC": "application/json"})
+    assert message.id == "djqueue.E005"
+    assert message.hint == "Run `pip install 'djqueue[kombu]'`."
+
+
 def test_invalid_content_types_are_one_error(settings: Any) -> None:
     given = {"STORAGE": MEMORY, "ACCEPT_CONTENT": [], "CODEC": "application/x-yaml"}
     assert ids(found(settings, given)) == ["djqueue.E001"]

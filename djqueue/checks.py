@@ -224,6 +224,11 @@ def _bad_keys(given: Any) -> Iterator[Finding]:
             yield system_finding("djqueue.E001", problem, hint)
 
 
+def _has_kombu() -> bool:
+    # Once imported, kombu is a module without a spec, for which find_spec raises ValueError.
+    return sys.modules.get("kombu") is not None or find_spec("kombu") is not None
+
+
 def _content_types(settings: Settings) -> Iterator[Finding]:
     accepted = settings.accept_content
     if settings.codec not in accepted:
@@ -233,7 +238,7 @@ def _content_types(settings: Settings) -> Iterator[Finding]:
             "enqueued.",
             f"Add {settings.codec!r} to ACCEPT_CONTENT ({', '.join(sorted(accepted))}).",
         )
-    elif settings.codec != MSGPACK and find_spec("kombu") is None:
+    elif settings.codec != MSGPACK and not _has_kombu():
         yield system_finding(
             "djqueue.E005",
             f"DJQUEUE['CODEC']: {settings.codec!r} requires kombu, so no job can be enqueued.",

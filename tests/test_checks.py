@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -162,10 +163,17 @@ def test_codec_outside_the_accepted_content_types_is_an_error(settings: Any) -> 
 
 
 def test_codec_that_requires_kombu_is_an_error_without_it(settings: Any, monkeypatch: Any) -> None:
+    monkeypatch.delitem(sys.modules, "kombu", raising=False)
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     (message,) = found(settings, {"STORAGE": MEMORY, "CODEC": "application/json"})
     assert message.id == "djqueue.E005"
     assert message.hint == "Run `pip install 'djqueue[kombu]'`."
+
+
+def test_codec_of_kombu_is_valid_after_kombu_was_imported(settings: Any) -> None:
+    importlib.import_module("kombu")  # which leaves a module without a spec
+
+    assert found(settings, {"STORAGE": MEMORY, "CODEC": "application/json"}) == []
 
 
 def test_invalid_content_types_are_one_error(settings: Any) -> None:

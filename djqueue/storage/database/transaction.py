@@ -266,7 +266,7 @@ class Tx:
         self.woken: set[str] = set()
         """Queues in which jobs may have become claimable."""
         self.noticed: frozenset[str] = frozenset()
-        """Those of them of which other processes have been notified."""
+        """Queues of `woken` of which other processes have been notified."""
         self.incidents: list[Incident] = []
         self.events: list[Event] = []
         self.used: set[str] = set()
@@ -291,7 +291,7 @@ class Tx:
         self._numbers = numbers
         """Numbers that came with the beginning."""
         self._unnoted: list[tuple[EngineJob, Sequence[str]]] = []
-        """What new jobs have in common, and their ids, of which no event is noted yet."""
+        """New jobs of which no event is noted yet: the options that several have in common, and their ids."""
         self._inserts: list[Insertion] = []
         """Inserts that are sent with the next statement, or just before it."""
 

@@ -399,6 +399,7 @@ def on_collection(phase, info):
     signal.raise_signal(signal.SIGTERM)
 
 starts.touch()
+gc.disable()  # The supervisor collects when it handles signals.
 gc.callbacks.append(on_collection)
 context = interruptible()
 context.__enter__()

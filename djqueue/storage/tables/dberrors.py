@@ -5,10 +5,10 @@ import os
 import pkgutil
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
+from time import time_ns
 from traceback import walk_tb
 from types import TracebackType
 from typing import Any, NoReturn
@@ -302,7 +302,7 @@ def locked_file(alias: str) -> Iterator[Finding]:
         with suppress(FileNotFoundError):
             written.append(os.stat(name).st_mtime)
     # The system's times of files, by the system's clock.
-    seconds = time.time_ns() / 1e9 - max(written, default=0)
+    seconds = time_ns() / 1e9 - max(written, default=0)
     if seconds < LOCKED_FOR:
         return
     holders = procfs.lock_holders(f"{path}-shm", WRITE_BYTE) or procfs.lock_holders(path)

@@ -1,10 +1,9 @@
 """The write buffer: what is written again after an error, and who waits for it."""
 
 import threading
-from contextlib import contextmanager
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, transaction
 from django.db.models import QuerySet
 
 from djqueue import models
@@ -13,6 +12,7 @@ from djqueue.core.policies import KEYED, QueuePolicy
 from djqueue.core.states import State
 from djqueue.core.units import to_milliseconds
 from djqueue.operations.relay import relay_of
+from djqueue.storage.scheduler import scheduler
 from djqueue.storage.scheduler.changes import TableChange
 from djqueue.storage.scheduler.journal import TableJournal
 from djqueue.storage.tables.leaderlease import SCHEDULER
@@ -32,6 +32,7 @@ from djqueue.testing.factories import (
     state,
 )
 from tests.support import PATIENCE, eventually
+from tests.tables import refusing
 
 from .recovered import check_recovery
 
@@ -93,30 +94,6 @@ def test_changes_that_could_not_be_written_are_written_again(storage, monkeypatc
             storage.queues.resume(queue)
             storage.queues.obliterate(queue, force=True)
     assert failing_at > 10
-
-
-@contextmanager
-def refusing(condition):
-    """Let a rule of the project refuse rows of jobs."""
-    with connection.cursor() as cursor:
-        if connection.vendor == "sqlite":
-            for event in ("INSERT", "UPDATE"):
-                cursor.execute(
-                    f"CREATE TRIGGER refuse_{event} BEFORE {event} ON djqueue_job WHEN {condition} "
-                    "BEGIN SELECT RAISE(ABORT, 'the project refused it'); END"
-                )
-        else:
-            rule = condition.replace("NEW.", "")
-            cursor.execute(f"ALTER TABLE djqueue_job ADD CONSTRAINT refused CHECK (NOT ({rule})) NOT VALID")
-    try:
-        yield
-    finally:
-        with connection.cursor() as cursor:
-            if connection.vendor == "sqlite":
-                cursor.execute("DROP TRIGGER refuse_INSERT")
-                cursor.execute("DROP TRIGGER refuse_UPDATE")
-            else:
-                cursor.execute("ALTER TABLE djqueue_job DROP CONSTRAINT refused")
 
 
 def stored():
@@ -234,6 +211,20 @@ def test_outbox_keeps_one_row_for_each_job_that_the_database_refuses(storage):
         for _ in range(3):
             relay.relay_once()
         assert list(models.OutboxJob.objects.values_list("job_id", flat=True)) == ["owner"]
+
+
+def test_lease_is_renewed_while_the_tables_are_loaded(make_storage, monkeypatch):
+    clock, load = FakeClock(), scheduler.recover
+    lease = models.LeaderLeaseRow.objects.filter(name=SCHEDULER)
+
+    def load_slowly(*args):
+        clock.advance(60_000)
+        eventually(lambda: to_milliseconds(lease.get().expires_at) > clock.now())
+        return load(*args)
+
+    monkeypatch.setattr("djqueue.storage.tables.leaderlease.RENEW_EVERY", 10)
+    monkeypatch.setattr(scheduler, "recover", load_slowly)
+    make_storage(here=True, clock=clock)
 
 
 def test_jobs_that_the_database_refused_are_written_at_the_end(make_storage):

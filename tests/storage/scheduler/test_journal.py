@@ -1,6 +1,7 @@
 """The write buffer: what is written again after an error, and who waits for it."""
 
 import threading
+from datetime import timedelta
 
 import pytest
 from django.db import OperationalError, transaction
@@ -10,8 +11,9 @@ from djqueue import models
 from djqueue.core.errors import JobNotStoredError, StorageUnavailableError
 from djqueue.core.policies import KEYED, QueuePolicy
 from djqueue.core.states import State
-from djqueue.core.units import to_milliseconds
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.operations.relay import relay_of
+from djqueue.operations.sweeps import firing_of
 from djqueue.storage.scheduler import scheduler
 from djqueue.storage.scheduler.changes import TableChange
 from djqueue.storage.scheduler.journal import TableJournal
@@ -19,6 +21,7 @@ from djqueue.storage.tables.leaderlease import SCHEDULER
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract import POLICIES
 from djqueue.testing.factories import (
+    NAME,
     QUEUE,
     batch,
     claim,
@@ -211,6 +214,25 @@ def test_outbox_keeps_one_row_for_each_job_that_the_database_refuses(storage):
         for _ in range(3):
             relay.relay_once()
         assert list(models.OutboxJob.objects.values_list("job_id", flat=True)) == ["owner"]
+
+
+def test_run_of_a_schedule_whose_job_the_database_refuses_is_skipped_with_the_reason(storage):
+    now = storage.clock.now()
+    models.CronJob.objects.bulk_create(
+        [models.CronJob(name="mine", job_name=NAME, every=timedelta(minutes=1), next_run_at=to_datetime(now))]
+    )
+    firing = firing_of(storage)
+    with refusing("NEW.job_id LIKE 'cron:%'"):
+        for _ in range(2):
+            assert firing.fire() == 0
+    row = models.CronJob.objects.get()
+    assert (row.executions, row.last_run_at, row.skipped_at) == (0, None, to_datetime(now))
+    assert row.skip_reason.startswith("refused by the database: job 'cron:mine:")
+    assert row.next_run_at > to_datetime(now)
+    assert claim(storage, 5) == []
+
+    storage.clock.advance(60_000)
+    assert firing.fire() == 1
 
 
 def test_lease_is_renewed_while_the_tables_are_loaded(make_storage, monkeypatch):

@@ -1,6 +1,7 @@
 """The write buffer: what is written again after an error, and who waits for it."""
 
 import threading
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -201,6 +202,42 @@ def test_job_of_the_outbox_that_is_a_dead_letter_is_one_once(storage, monkeypatc
             # Only the memory of the scheduler has the dead letter.
             assert models.OutboxJob.objects.exists()
     assert caplog.text.count("is a dead letter") == 1
+
+
+def test_job_of_the_outbox_that_is_moved_while_the_database_refuses_it_is_in_one_queue(storage):
+    relay = relay_of(storage)
+    with transaction.atomic():
+        storage.enqueue([batch(ids=["bad"])])
+    with refusing("NEW.job_id = 'bad'"):
+        relay.relay_once()
+        with pytest.raises(JobNotStoredError):
+            storage.jobs.move(QUEUE, ["bad"], "elsewhere")
+        relay.relay_once()
+        assert models.OutboxJob.objects.exists()
+        assert state(storage, "bad") is None
+
+    storage.scheduler.journal._again_at = 0
+    wait_for(storage.scheduler.journal)
+    relay.relay_once()
+    assert not models.OutboxJob.objects.exists()
+    assert list(models.Job.objects.values_list("queue", "job_id")) == [("elsewhere", "bad")]
+
+
+def test_dead_letter_of_the_outbox_that_is_moved_while_the_database_refuses_it_is_in_one_queue(
+    storage, monkeypatch
+):
+    relay = relay_of(storage)
+    with transaction.atomic():
+        storage.enqueue([batch(ids=["bad"])])
+    policies = storage.scheduler.engine.context.policies
+    monkeypatch.setitem(policies, QUEUE, QueuePolicy(key_mode=KEYED))
+    with refusing("NEW.job_id = 'bad'"):
+        relay.relay_once()
+        with suppress(JobNotStoredError):
+            storage.jobs.move(QUEUE, ["bad"], "elsewhere")
+        relay.relay_once()
+        assert models.OutboxJob.objects.exists()
+        assert state(storage, "bad") is None
 
 
 def test_outbox_keeps_one_row_for_each_job_that_the_database_refuses(storage):

@@ -119,8 +119,8 @@ HINTS = {
 }
 FROM_SETTINGS = frozenset({"clock", "limiters", "metrics", "policies", "random"})
 """Parameters of storages that come from other settings or from tests, not from OPTIONS."""
-OWN_THREADS = 4
-"""Threads of djqueue in a worker process that use Django's connections: sweeps with schedules, heartbeat,
+OWN_THREADS = 5
+"""Threads of djqueue in a worker process that use Django's connections: sweeps, schedules, heartbeat,
 health checks, and the main thread at its start."""
 POOL_SIZE = 4
 """Connections of a pool of psycopg whose size is not set."""

@@ -572,8 +572,8 @@ def test_queue_filter_that_cannot_be_imported_is_a_warning(settings, path):
     [
         (True, 4),
         ({"min_size": 2}, 2),
-        ({"min_size": 2, "max_size": 13}, 13),
-        ({"max_size": 14}, None),
+        ({"min_size": 2, "max_size": 14}, 14),
+        ({"max_size": 15}, None),
         (None, None),
     ],
 )
@@ -589,5 +589,5 @@ def test_pool_with_fewer_connections_than_a_worker_needs_is_reported(
     assert len(found) == (size is not None)
     for message in found:
         assert f"DATABASES['pooled']['OPTIONS']['pool'] has {size} connections" in message.msg
-        assert "may need 14" in message.msg
-        assert "'max_size': 14" in message.hint
+        assert "may need 15" in message.msg
+        assert "'max_size': 15" in message.hint

@@ -242,16 +242,18 @@ class JobType(Generic[P, R]):
         parameters of the function as in `enqueue_and_wait`.
         """
         wait, on_restart = self._waiting(wait, on_restart, kwargs)
-        streaming = Streaming(self._storage(), wait, on_restart, self.options.enqueue_on_commit)
-        return streaming.enqueue(self._one(args, kwargs))
+        streaming = Streaming(self._storage(), wait, on_restart)
+        return streaming.enqueue(self._one(args, kwargs), self.options.enqueue_on_commit)
 
     def aenqueue_and_stream(
         self, /, *args: Any, wait: Wait = UNSET, on_restart: str = UNSET, **kwargs: Any
     ) -> AsyncIterator[Any]:
         """Async version of `enqueue_and_stream`: `async for item in job.aenqueue_and_stream(…)`."""
         wait, on_restart = self._waiting(wait, on_restart, kwargs)
-        streaming = Streaming(self._storage(), wait, on_restart, self.options.enqueue_on_commit)
-        return streaming.aenqueue(self._one(args, kwargs))
+        options, streaming = self.options, Streaming(self._storage(), wait, on_restart)
+        return streaming.aenqueue(
+            options.job.content_type, lambda: (self._one(args, kwargs), options.enqueue_on_commit)
+        )
 
     def stream(
         self, result: EnqueueResult, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"

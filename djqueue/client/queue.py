@@ -11,6 +11,7 @@ from collections.abc import (
     Sequence,
 )
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, Never, TypeVar
 
@@ -205,8 +206,8 @@ class Queue:
 
         The job is enqueued when the first item is requested.
         """
-        batch, on_commit = self._single(payload, id, name, options)
-        return Streaming(self.storage, wait, on_restart, on_commit).enqueue(batch)
+        streaming = Streaming(self.storage, wait, on_restart)
+        return streaming.enqueue(*self._single(payload, id, name, options))
 
     def aenqueue_and_stream(
         self,
@@ -219,8 +220,9 @@ class Queue:
         **options: Any,
     ) -> AsyncIterator[Any]:
         """Async version of `enqueue_and_stream`: `async for item in queue.aenqueue_and_stream(…)`."""
-        batch, on_commit = self._single(payload, id, name, options)
-        return Streaming(self.storage, wait, on_restart, on_commit).aenqueue(batch)
+        streaming = Streaming(self.storage, wait, on_restart)
+        make = partial(self._single, payload, id, name, options)
+        return streaming.aenqueue(self._content_type(options), make)
 
     def stream(
         self, id: str, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"

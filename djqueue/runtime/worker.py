@@ -276,6 +276,10 @@ class Worker:
         if run.outcome is None and self.parts is not None:
             self.parts.executor.stop(run, Stop.LOST)
 
+    def fail(self, error: Exception) -> None:
+        """End with an error, after which no job can be run or reported. From any thread."""
+        self._call("an error that ends the worker", lambda parts: parts.claim_loop.fail(error))
+
     def recycle(self) -> None:
         """Finish the jobs that can finish, and end. Called on the loop, because a handler is stuck."""
         self.stopping = self.was_recycled = True

@@ -113,3 +113,35 @@ def test_codecs_of_async_callers_may_query_the_database(codec: OddCodec) -> None
         return found
 
     assert async_to_sync(answers)() == [2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_codecs_of_async_streams_run_off_the_loop(codec: OddCodec) -> None:
+    threads: list[threading.Thread] = []
+
+    def slow_dumps(value: Any) -> str:
+        threads.append(threading.current_thread())
+        return json.dumps([User.objects.count(), value])
+
+    def slow_loads(data: Any) -> Any:
+        threads.append(threading.current_thread())
+        return json.loads(data)[User.objects.count() + 1]
+
+    codec.encode, codec.decode = slow_dumps, slow_loads
+    queue = Queue("odd", content_type=TYPE)
+    odd = job(name="odd", queue="odd", content_type=TYPE)(lambda n: n)
+
+    async def items() -> list[Any]:
+        async def generate(job: Any) -> Any:
+            [n] = job.payload.get("args") or [job.payload["n"]]
+            for number in range(n):
+                yield number
+
+        async with working(get_storage(), {"odd": generate}):
+            streams = [queue.aenqueue_and_stream({"n": 2}, wait=PATIENCE), odd.aenqueue_and_stream(3)]
+            found = [[item async for item in stream] for stream in streams]
+        assert threading.current_thread() not in threads
+        return found
+
+    assert async_to_sync(items)() == [[0, 1], [0, 1, 2]]
+    assert threads

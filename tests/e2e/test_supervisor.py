@@ -5,9 +5,11 @@ import os
 import pty
 import signal
 import socket
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +254,25 @@ def test_crash_of_worker_process_fails_only_its_own_job(shop: Shop) -> None:
         shop.is_up()
         assert shop.pids()["backup"] == backup
         assert shop.state()["restarts"] >= 2
+
+
+def test_worker_whose_sqlite_file_is_replaced_says_so_and_ends_and_its_successor_uses_the_new_file(
+    shop: Shop,
+) -> None:
+    path = shop.project.folder / "db.sqlite3"
+    with shop.start() as workers:
+        shop.is_up()
+        first = shop.pids()["worker 1"]
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(f"{path}-backup")) as copy:
+            source.backup(copy)
+        os.replace(f"{path}-backup", path)
+        for suffix in ("-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        workers.says("db.sqlite3 was removed or replaced while this process had it open")
+        workers.says("(worker 1) ended (exit code 1); restarting it")
+        eventually(lambda: shop.pids().get("worker 1", first) != first)
+        assert shop.call("where.enqueue_and_wait(wait=60)")[0] == shop.pids()["worker 1"]
+        assert workers.output.count("was removed or replaced") == 1
 
 
 @pytest.mark.thorough

@@ -5,12 +5,12 @@ import math
 import os
 import sqlite3
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import Any
+from time import monotonic, sleep
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from django.apps import apps
@@ -18,7 +18,7 @@ from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.deadlines import remaining
-from djqueue.core.errors import ConfigurationError
+from djqueue.core.errors import ConfigurationError, StorageReplacedError
 from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.threads import after_fork
@@ -195,6 +195,9 @@ class SqlDialect(ABC):
         """
         return ""
 
+    def check_file(self) -> None:  # noqa: B027 - optional
+        """Raise StorageReplacedError if another file has taken the place of the one that is open."""
+
     def tune_for_loop(self, wrapper: BaseDatabaseWrapper) -> bool:
         """Let a connection wait for nothing, so that the thread of an event loop may use it; return whether
         it then does.
@@ -281,7 +284,7 @@ class LockFile:
 
     def acquire(self, limit: float) -> bool:
         """Take the lock within so many seconds; False if it was held for longer."""
-        until = time.monotonic() + limit
+        until = monotonic() + limit
         if not self._lock.acquire(timeout=max(0, limit)):
             return False
         is_locked = False
@@ -315,9 +318,9 @@ class LockFile:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() >= until:
+                if monotonic() >= until:
                     return False
-                time.sleep(pause)
+                sleep(pause)
                 pause = min(pause * 1.2, LONGEST)
             else:
                 return True
@@ -350,6 +353,34 @@ class LockFile:
             os.close(file)
 
 
+class DatabaseFile(NamedTuple):
+    """A file that was opened, which the path may no longer lead to."""
+
+    path: str
+    device: int
+    number: int
+    """The file's number (inode) on its device."""
+
+    @classmethod
+    def at(cls, path: str) -> "DatabaseFile | None":
+        """Return the file at a path; None if there is none, as for a database in memory."""
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        return cls(path, found.st_dev, found.st_ino)
+
+    def is_in_place(self) -> bool:
+        """Return whether the path leads to this file, or cannot be followed at the moment."""
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return (found.st_dev, found.st_ino) == (self.device, self.number)
+
+
 class SqliteSql(SqlDialect):
     """SQLite: one writer at a time, so that no row needs a lock."""
 
@@ -359,6 +390,7 @@ class SqliteSql(SqlDialect):
         self._timeout = timeout
         self._lock = threading.Lock()
         self._turns: LockFile | None = None
+        self._file: DatabaseFile | None = None
 
     def cursor(self, wrapper: BaseDatabaseWrapper) -> Any:
         return wrapper.connection.cursor(sqlite3.Cursor)
@@ -370,11 +402,13 @@ class SqliteSql(SqlDialect):
 
     def prepare(self, wrapper: BaseDatabaseWrapper) -> None:
         """Let readers and the writer not wait for each other, unless the project has chosen otherwise."""
-        if _value(self.cursor(wrapper), "PRAGMA journal_mode") != "delete":
+        cursor = self.cursor(wrapper)
+        self._file = DatabaseFile.at(_file(cursor))
+        if _value(cursor, "PRAGMA journal_mode") != "delete":
             return
         try:
             with wrapper.wrap_database_errors:
-                self.cursor(wrapper).execute("PRAGMA journal_mode=WAL")
+                cursor.execute("PRAGMA journal_mode=WAL")
         except OperationalError as error:
             logger.warning(
                 "Could not change the journal mode of %s to WAL, so readers wait for the writer: %s",
@@ -396,7 +430,7 @@ class SqliteSql(SqlDialect):
         turns = self._turns or self._open_turns(cursor)
         usual = self._usual(wrapper)
         limit = (usual if self._timeout is None else min(usual, self._timeout)) if waits else 0.0
-        began = time.monotonic()
+        began = monotonic()
         if not turns.acquire(remaining(limit)):
             if waits:
                 raise OperationalError("database is locked")
@@ -405,7 +439,7 @@ class SqliteSql(SqlDialect):
         try:
             with _pragma(cursor, "synchronous", "FULL") if durable else nullcontext():
                 if waits:
-                    with self._waiting(wrapper, cursor, limit - (time.monotonic() - began)):
+                    with self._waiting(wrapper, cursor, limit - (monotonic() - began)):
                         cursor.execute("BEGIN IMMEDIATE")
                 is_open = waits or _begins_at_once(cursor)
                 with _committed(cursor) if is_open else nullcontext():
@@ -438,6 +472,14 @@ class SqliteSql(SqlDialect):
         cursor.execute("PRAGMA busy_timeout=0")
         # In other modes, a commit waits for readers.
         return bool(_value(cursor, "PRAGMA journal_mode") == "wal")
+
+    def check_file(self) -> None:
+        if self._file is not None and not self._file.is_in_place():
+            raise StorageReplacedError(
+                f"the file {self._file.path} was removed or replaced while this process had it open, so what "
+                "the process reads and writes is no longer in the database. Stop the workers and the web "
+                "server before you replace the file, such as by a backup."
+            )
 
     def _open_turns(self, cursor: Any) -> LockFile:
         with self._lock:

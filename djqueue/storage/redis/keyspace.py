@@ -1,8 +1,8 @@
 """The queues of one deployment: their keys, policies and names, and steps that operations share."""
 
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 import msgpack
@@ -166,12 +166,12 @@ class Keyspace:
         That call has succeeded. If the server of another queue is away, or the caller's time is over, the
         next sweep delivers what is left.
         """
-        if time.monotonic() < self._undelivered.get(queue, 0.0):
+        if monotonic() < self._undelivered.get(queue, 0.0):
             return
         try:
             yield from self.deliver(queue)
         except StorageUnavailableError as error:
-            self._undelivered[queue] = time.monotonic() + LEFT_TO_SWEEPS
+            self._undelivered[queue] = monotonic() + LEFT_TO_SWEEPS
             logger.debug("Messages of queue %r are left to the next sweep: %s", queue, error)
         else:
             self._undelivered.pop(queue, None)
@@ -306,7 +306,7 @@ class NameCache:
 
     def get(self) -> list[str] | None:
         """Return the names; None if they have to be listed."""
-        if self._followers <= 0 or time.monotonic() >= self._until:
+        if self._followers <= 0 or monotonic() >= self._until:
             return None
         return self._names
 
@@ -317,7 +317,7 @@ class NameCache:
         """
         with self._lock:
             if changes == self.changes:
-                self._names, self._until = names, time.monotonic() + NAMES_TTL
+                self._names, self._until = names, monotonic() + NAMES_TTL
 
     def _drop(self) -> None:
         self.changes += 1

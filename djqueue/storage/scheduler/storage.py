@@ -29,6 +29,7 @@ from djqueue.core.job import (
 from djqueue.core.logs import Log
 from djqueue.core.messages import shown_name
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
+from djqueue.core.options import JobKey
 from djqueue.core.overview import Finding
 from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
 from djqueue.core.states import State
@@ -357,6 +358,10 @@ class ProcessRoleOfScheduler(SchedulerRole):
     @property
     def clock(self) -> Clock:
         return self._storage.clock
+
+    def refused(self, ids: Iterable[str]) -> list[JobKey]:
+        scheduler = self._storage.scheduler
+        return [] if scheduler is None else scheduler.journal.refused(frozenset(ids))
 
     def lost(self) -> None:
         """Call `on_lost`."""

@@ -7,19 +7,25 @@ has the version of the mirrored jobs, until whose change a page of them is cache
 import os
 import secrets
 from collections.abc import Hashable
+from contextlib import AbstractContextManager
 from datetime import datetime
+from threading import Event
 from typing import Any, NamedTuple
 
-from django.db import IntegrityError, transaction
+from django.db import Error, IntegrityError, connections, transaction
 from django.db.models import QuerySet
 
 from djqueue import models
 from djqueue.core import procfs
 from djqueue.core.clock import Clock
 from djqueue.core.errors import StorageError
+from djqueue.core.logs import Log
+from djqueue.core.messages import in_one_line
+from djqueue.core.threads import beside
 from djqueue.core.units import EPOCH, to_milliseconds
 from djqueue.storage.tables.clock import set_right
 
+logger = Log("djqueue.storage")
 SCHEDULER, MIRROR = "scheduler", "mirror"
 TTL = 10_000
 """Milliseconds for which the lease holds unless renewed."""
@@ -27,6 +33,8 @@ RELEASED, ABANDONED = 0, 1
 """Expiry times of a lease that was released, and of one whose process was killed."""
 RENEW_EVERY = 3_000
 """Milliseconds after which the lease is renewed outside of transactions."""
+STOP_TIMEOUT = 5.0
+"""Seconds that the end of `kept` waits for a renewal under way."""
 
 
 class LeaseHolder(NamedTuple):
@@ -132,6 +140,25 @@ class LeaderLease:
             self.number = 0
             raise LeaderLeaseLostError
         self._held = tick
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Context manager: renew the lease on a thread within the block, which may take longer."""
+        return beside(self._keep, "djqueue-lease", STOP_TIMEOUT)
+
+    def _keep(self, stop: Event) -> None:
+        try:
+            while not stop.wait(RENEW_EVERY / 1_000):
+                try:
+                    self.renew()
+                except LeaderLeaseLostError:
+                    return  # The next write of the holder raises it, too.
+                except Error as error:
+                    logger.warning(
+                        "The lease %r could not be renewed, retrying: %s", self._name, in_one_line(error)
+                    )
+                    connections[self._alias].close()
+        finally:
+            connections[self._alias].close()
 
     def release(self) -> None:
         """Release the lease if this process still holds it."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from contextlib import aclosing
 from datetime import timedelta
 from threading import Event as ThreadEvent
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from djqueue.codecs import PLAIN, decode
 from djqueue.conf import get_settings
@@ -22,7 +22,8 @@ from .sending import aenqueue, enqueue
 from .steps import LoopSignal, Signal, Step, Steps, apart, in_thread
 from .transactions import When, acheck_waiting, check_waiting, refuse_uncommitted
 
-ON_RESTART = ("raise", "continue")
+OnRestart = Literal["raise", "continue"]
+ON_RESTART: tuple[str, ...] = get_args(OnRestart)
 WAKING_EVENTS = ENDINGS | {"item", "started"}
 """Events after which items may be available."""
 NO_MORE = object()

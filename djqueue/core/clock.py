@@ -30,6 +30,9 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clocks."""
 
+    def __repr__(self) -> str:
+        return "SYSTEM_CLOCK"
+
     def now(self) -> int:
         """Return UTC in whole milliseconds since 1970."""
         return time_ns() // 1_000_000

@@ -25,13 +25,16 @@ class Rate:
 
 
 class Unset(Enum):
-    """The type of `UNSET`."""
+    """The type of `UNSET`, which stays the same object when it is pickled."""
 
     UNSET = "unset"
 
+    def __repr__(self) -> str:
+        return "UNSET"
+
 
 UNSET: Final = Unset.UNSET
-"""Default for a limit that stays as it is; None removes a limit."""
+"""Default of an argument that was not given, where None has a meaning: it removes a limit, for example."""
 SetRate = Rate | Literal[Unset.UNSET] | None
 SetConcurrency = int | Literal[Unset.UNSET] | None
 

@@ -8,13 +8,13 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from djqueue.client import Queue, get_storage
-from djqueue.client.limiters import UNCHANGED
 from djqueue.conf import get_settings, parse_rate
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.job import JobRecord
 from djqueue.core.messages import numbered
 from djqueue.core.overview import Overview, QueueOverview
+from djqueue.core.policies import UNSET
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.core.suggest import nearest
 from djqueue.core.units import to_datetime
@@ -218,8 +218,8 @@ def limit(options: Options, output: Output) -> None:
         raise CommandError("pass --rate, --concurrency or both; none removes a limit", returncode=MISUSED)
     queue = Queue(options["queue"])
     given: dict[str, Any] = {
-        "rate": UNCHANGED if rate is None else None if rate == NONE else rate,
-        "concurrency": UNCHANGED if concurrency is None else None if concurrency == NONE else concurrency,
+        "rate": UNSET if rate is None else None if rate == NONE else rate,
+        "concurrency": UNSET if concurrency is None else None if concurrency == NONE else concurrency,
     }
     queue.set_limits(**given)
     note("limits", queue=queue.name, detail={"new": {"rate": rate, "concurrency": concurrency}})

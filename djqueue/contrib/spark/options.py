@@ -21,7 +21,8 @@ from djqueue.core.units import to_milliseconds
 from djqueue.storage.export import ExportFilter
 from djqueue.storage.staging import CHUNK
 
-from .tables import EVENTS, JOBS, PAYLOAD, RESULTS, TABLES, Column, Table
+from .tables import ATTEMPTS, EVENTS, JOBS, PAYLOAD, RESULTS, TABLES, Column, Table
+from .tables import DEAD as DEAD_LETTERS
 
 FAIL, SKIP, DEAD = "fail", "skip", "dead"
 ENQUEUE, RETRY, CANCEL, DELETE, UPDATE = "enqueue", "retry", "cancel", "delete", "update"
@@ -30,6 +31,8 @@ MAX_KEY = 200
 """Maximum length of the names of a write, which storages extend."""
 MAX_STAGE_TTL = 365 * 86_400
 """Maximum of `stageTtl`, in seconds."""
+MAX_VALUES = 1_000
+"""Maximum number of values of an option that filters rows."""
 MAX_READ_BATCH = 3_000
 """Maximum of `batchSize` of a read, in rows. A larger call would block Redis for too long."""
 MAX_WHOLE = 2**63 - 1
@@ -100,6 +103,16 @@ def _converted(convert: Callable[[str], Any], kind: str) -> Parser:
     return parse
 
 
+MAX_TIMEOUT = 3_600.0
+"""Maximum time limit of a call, in seconds. Redis has a lower one."""
+
+
+def seconds(name: str, text: str) -> float:
+    """Parse a time limit. Raises OptionError."""
+    limit: float = _number(float, 0.001, MAX_TIMEOUT)(name, text)
+    return limit
+
+
 _whole = _converted(int, "whole number")
 _seconds = _converted(float, "number of seconds")
 
@@ -158,6 +171,15 @@ def _words(name: str, text: str) -> tuple[str, ...]:
 
 def _queues(name: str, text: str) -> tuple[str, ...]:
     return tuple(check_text(name, queue) for queue in _words(name, text))
+
+
+def _values(name: str, text: str) -> tuple[str, ...]:
+    values = tuple(dict.fromkeys(list_of_text(text)))
+    if not 1 <= len(values) <= MAX_VALUES:
+        raise OptionError(
+            f"{name}: must have 1 to {MAX_VALUES:,} values; got {len(values):,}: join the rows in Spark"
+        )
+    return tuple(check_text(name, value) for value in values)
 
 
 def _table(name: str, text: str) -> Table:
@@ -297,16 +319,32 @@ READ_OPTIONS = (
     Option("queue", "queue", lambda name, text: (check_text(name, text),), READS),
     Option("queues", "queues", _queues, READS),
     Option("state", "states", _states, BATCH),
+    Option("id", "ids", _values, BATCH),
+    Option("name", "names", _values, BATCH),
+    Option("tag", "tags", _values, BATCH),
+    Option("uniqueKey", "unique_keys", _values, BATCH),
+    Option("subject", "subjects", _values, BATCH),
     Option("since", "since", _range_end, BATCH),
     Option("until", "until", _range_end, BATCH),
     Option("columns", "columns", _words, READS),
     Option("includePayload", "payload", _flag, BATCH),
     Option("numPartitions", "partitions", _count(1_000), BATCH),
     Option("batchSize", "batch_size", _count(MAX_READ_BATCH), READS),
+    Option("timeout", "timeout", seconds, READS),
+    Option("socketTimeout", "socket_timeout", seconds, READS),
+    Option("maxRetries", "max_retries", _number(int, 0), READS),
     Option("startingOffsets", "starting", _start, STREAM),
     Option("maxRowsPerTrigger", "max_rows", _count(2**31 - 1), STREAM),
     Option("failOnDataLoss", "fail_on_data_loss", _flag, STREAM),
 )
+
+OF_JOBS = frozenset({JOBS, RESULTS, ATTEMPTS, DEAD_LETTERS})
+FILTERED: Mapping[str, frozenset[Table]] = {
+    "ids": OF_JOBS,
+    "names": OF_JOBS,
+    **dict.fromkeys(("tags", "unique_keys", "subjects"), frozenset({JOBS, RESULTS})),
+}
+"""Tables whose rows these fields of `ReadOptions` filter."""
 
 _READ_OPTIONS = {option.name.lower(): option for option in READ_OPTIONS}
 
@@ -486,10 +524,18 @@ class ReadOptions:
     """Start of the time range, in UTC milliseconds."""
     until: int | None = None
     """End of the time range, in UTC milliseconds; exclusive."""
+    ids: tuple[str, ...] | None = None
+    names: tuple[str, ...] | None = None
+    tags: tuple[str, ...] | None = None
+    unique_keys: tuple[str, ...] | None = None
+    subjects: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
     payload: bool = False
     partitions: int = 8
     batch_size: int = 1_000
+    timeout: float | None = None
+    socket_timeout: float | None = None
+    max_retries: int = 5
     starting: str = LATEST
     max_rows: int | None = None
     fail_on_data_loss: bool = True
@@ -540,6 +586,10 @@ class ReadOptions:
             raise OptionError(f"since, until: rows of {table.name} cannot be filtered by time")
         if self.since is not None and self.until is not None and self.since >= self.until:
             raise OptionError("until: must be later than since")
+        for option in READ_OPTIONS:
+            tables = FILTERED.get(option.field)
+            if tables is not None and getattr(self, option.field) is not None and table not in tables:
+                raise OptionError(f"{option.name}: rows of {table.name} cannot be filtered by {option.name}")
         if self.payload and table is not JOBS:
             raise OptionError(f"includePayload: supported only by the table jobs, not {table.name}")
         if self.payload and self.columns is not None and PAYLOAD not in self.columns:
@@ -571,6 +621,11 @@ class ReadOptions:
             self.states,
             self.since,
             self.until,
+            self.ids,
+            self.names,
+            self.tags,
+            self.unique_keys,
+            self.subjects,
         )
 
 

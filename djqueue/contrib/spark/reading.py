@@ -1,20 +1,34 @@
 """Read a storage's tables and streams of events, on the driver and in tasks, without depending on Spark."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from djqueue.core.errors import OptionError
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import BulkWriteReport, BulkWriteReports
-from djqueue.storage.export import Export, ExportFilter, ExportPart, Feed, FeedRange, Page, Places
+from djqueue.storage.export import (
+    CallRetry,
+    Export,
+    ExportFilter,
+    ExportPart,
+    Feed,
+    FeedRange,
+    Page,
+    Places,
+    once,
+)
 
 from .arrow import batch_of
 from .locations import storage_at
 from .options import EARLIEST, ReadOptions
+from .throttling import StorageRetry
+from .timeouts import Timeouts
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
+
+T = TypeVar("T")
 
 
 class Read:
@@ -31,7 +45,7 @@ class Read:
 
     def storage(self) -> Storage:
         """Return a new storage, which the caller must close."""
-        return storage_at(self.options.url, self.options.prefix)
+        return storage_of(self.options)
 
     def partitions(self) -> list[list[ExportPart]]:
         """Return what each task reads: at most `numPartitions` lists of about equal numbers of rows."""
@@ -49,12 +63,12 @@ class Read:
         return tasks
 
     def run_task(self, parts: Sequence[ExportPart]) -> "Iterator[RecordBatch]":
-        """Return the rows of a task's parts."""
-        wanted = self.options.wanted()
+        """Return the rows of a task's parts. Each call is repeated while the storage is unavailable."""
+        wanted, retry = self.options.wanted(), StorageRetry(self.options.max_retries)
         with closing(self.storage()) as storage:
             export = export_of(storage, self.options.table.name)
             for part in parts:
-                for page in export.pages(wanted, part, self.options.batch_size):
+                for page in export.pages(wanted, part, self.options.batch_size, retry):
                     batch = batch_of(self.columns, page)
                     if batch.num_rows:
                         yield batch
@@ -71,7 +85,12 @@ class JobEventStream:
 
     def storage(self) -> Storage:
         """Return a new storage, which the caller must close."""
-        return storage_at(self.options.url, self.options.prefix)
+        return storage_of(self.options)
+
+    def _ask(self, question: Callable[[Feed], T]) -> T:
+        """Return the answer of the feed to a question, repeated while the storage is unavailable."""
+        with closing(self.storage()) as storage:
+            return StorageRetry(self.options.max_retries)(question, feed_of(storage))
 
     def start(self) -> dict[str, str]:
         """Return the offsets where a new stream starts."""
@@ -90,16 +109,14 @@ class JobEventStream:
         until = self._last() if self._target is None else self._target
         if limit is None:
             return {**start, **until}
-        with closing(self.storage()) as storage:
-            return dict(feed_of(storage).ahead(start, until, limit))
+        return dict(self._ask(lambda feed: feed.ahead(start, until, limit)))
 
     def latest(self) -> dict[str, str]:
         """Return the offsets after the latest events."""
         return dict(self._last())
 
     def _last(self) -> Places:
-        with closing(self.storage()) as storage:
-            return feed_of(storage).last(self.options.queues)
+        return self._ask(lambda feed: feed.last(self.options.queues))
 
     def ranges(self, start: Mapping[str, str], end: Mapping[str, str]) -> list[FeedRange]:
         """Return the range that each task reads, one for each queue."""
@@ -112,9 +129,16 @@ class JobEventStream:
     def run_task(self, part: FeedRange) -> "Iterator[RecordBatch]":
         """Return the rows of a range. Raises EventsLostError if some have expired."""
         complete, size = self.options.fail_on_data_loss, self.options.batch_size
+        retry = StorageRetry(self.options.max_retries)
         with closing(self.storage()) as storage:
-            for page in feed_of(storage).read(part, size, complete=complete):
+            for page in feed_of(storage).read(part, size, complete=complete, retry=retry):
                 yield batch_of(self.columns, page)
+
+
+def storage_of(options: ReadOptions) -> Storage:
+    """Return the storage of a read, which the caller must close."""
+    timeouts = Timeouts(options.timeout, options.socket_timeout)
+    return storage_at(options.url, options.prefix, timeouts=timeouts)
 
 
 def export_of(storage: Storage, table: str) -> Export:
@@ -157,11 +181,13 @@ class ReportExport(Export):
         """Return the only part."""
         return [ExportPart("", 0, 0, 0)]
 
-    def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
+    def pages(
+        self, wanted: ExportFilter, part: ExportPart, size: int, retry: CallRetry = once
+    ) -> Iterator[Page]:
         """Yield the reports of bulk writes in pages."""
         after: str | None = None
         while True:
-            reports, after = self._imports.page(size, after)
+            reports, after = retry(self._imports.page, size, after)
             yield _page(reports)
             if after is None:
                 return

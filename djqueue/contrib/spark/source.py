@@ -105,7 +105,8 @@ class DjqueueDataSource(DataSource):
 class BatchReader(DataSourceReader):
     """The reader of one `load()`, created on the driver and copied to tasks.
 
-    It has no `pushFilters`: with one, Spark 4 applies a read's remaining filters to other reads without any.
+    It has no `pushFilters`. With one, reads fail unless a property of Spark is set; and then Spark uses the
+    reader with the filters of one query for other queries of the same DataFrame, too.
     """
 
     def __init__(self, read: Read) -> None:

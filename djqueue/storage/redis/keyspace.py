@@ -14,6 +14,7 @@ from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.core.threads import after_fork
 from djqueue.storage.base import T
+from djqueue.storage.export import PAGE_BYTES
 
 from . import records
 from .keys import MOVING_KEYS, RESULT, CommonKeys, QueueKeys, keys_of, limiter_keys_of
@@ -343,6 +344,24 @@ def answers(calls: list[ScriptCall | RedisCommand]) -> Steps[list[Any]]:
     return list(replies)
 
 
+def in_calls(name: str, keys: QueueKeys, ids: Sequence[str], kinds: str = "") -> Steps[list[Any]]:
+    """Return what a script reads of jobs, in calls of about `PAGE_BYTES`.
+
+    name: a script that gets the number of bytes, and returns a list for the first of the jobs.
+    kinds: of the keys of each job, which the script reads; by default it gets the ids.
+    """
+    found: list[Any] = []
+    limit = len(ids)
+    while len(found) < len(ids):
+        chunk = ids[len(found) : len(found) + limit]
+        arguments = [PAGE_BYTES, *(() if kinds else map(pack_text, chunk))]
+        call = ScriptCall(script(name), keys, arguments, keys.of_jobs(chunk, kinds), sequence=False)
+        [replies] = yield [call]
+        found += replies
+        limit = 2 * len(replies)
+    return found
+
+
 def scan(
     keys: QueueKeys, states: frozenset[State], before: int | None = None
 ) -> Steps[list[tuple[int, str]]]:
@@ -364,7 +383,7 @@ def scan_part(
 ) -> Steps[tuple[bytes, list[tuple[int, str]]]]:
     """Return the next cursor (`0` at the end) and some jobs, some of them perhaps again."""
     codes = b"".join(STATE_CODES[state] for state in states)
-    arguments = [cursor, size, codes, before if before is not None else b""]
+    arguments = [cursor, size, PAGE_BYTES, codes, before if before is not None else b""]
     [[cursor, entries]] = yield [ScriptCall(script("scan"), keys, arguments, sequence=False)]
     return cursor, [(int(entries[at]), text(entries[at + 1])) for at in range(0, len(entries), 2)]
 

@@ -116,7 +116,9 @@ def test_timers_of_the_loop_do_not_depend_on_functions_that_a_handler_replaces(m
     assert run_loop(main(), pytest.fail) == "done"
 
 
-def test_loop_whose_descriptors_were_closed_raises_the_error():
+def test_loop_whose_descriptors_were_closed_raises_the_error(monkeypatch):
+    monkeypatch.setattr("djqueue.runtime.loops.find_spec", lambda name: None)  # asyncio's own loop
+
     async def main():
         os.close(asyncio.get_running_loop()._selector.fileno())
         await asyncio.sleep(PATIENCE)

@@ -78,8 +78,8 @@ def test_value_that_a_codec_cannot_read_is_refused(codec: OddCodec, error: Excep
         decode(b"{}", TYPE)
 
 
-@pytest.mark.django_db(transaction=True)
-def test_codecs_of_async_callers_may_query_the_database(codec: OddCodec) -> None:
+def querying(codec: OddCodec) -> list[threading.Thread]:
+    """Let a codec query the database, and return the threads on which it does."""
     threads: list[threading.Thread] = []
 
     def slow_dumps(value: Any) -> str:
@@ -91,6 +91,12 @@ def test_codecs_of_async_callers_may_query_the_database(codec: OddCodec) -> None
         return json.loads(data)[User.objects.count() + 1]
 
     codec.encode, codec.decode = slow_dumps, slow_loads
+    return threads
+
+
+@pytest.mark.django_db(transaction=True)
+def test_codecs_of_async_callers_may_query_the_database(codec: OddCodec) -> None:
+    threads = querying(codec)
     queue = Queue("odd", content_type=TYPE)
     odd = job(name="odd", queue="odd", content_type=TYPE)(lambda n: n)
 
@@ -117,17 +123,7 @@ def test_codecs_of_async_callers_may_query_the_database(codec: OddCodec) -> None
 
 @pytest.mark.django_db(transaction=True)
 def test_codecs_of_async_streams_run_off_the_loop(codec: OddCodec) -> None:
-    threads: list[threading.Thread] = []
-
-    def slow_dumps(value: Any) -> str:
-        threads.append(threading.current_thread())
-        return json.dumps([User.objects.count(), value])
-
-    def slow_loads(data: Any) -> Any:
-        threads.append(threading.current_thread())
-        return json.loads(data)[User.objects.count() + 1]
-
-    codec.encode, codec.decode = slow_dumps, slow_loads
+    threads = querying(codec)
     queue = Queue("odd", content_type=TYPE)
     odd = job(name="odd", queue="odd", content_type=TYPE)(lambda n: n)
 

@@ -102,6 +102,22 @@ RowReader = Callable[..., list[Row]]
 """Returns the rows of a statement."""
 
 
+class WriteMode(NamedTuple):
+    """The durability, waiting and numbers of a transaction."""
+
+    durable: bool = False
+    """Whether the commit must be on disk, regardless of the connection's settings."""
+    waits: bool = True
+    """Wait for other transactions. Otherwise, the transaction is not opened, or fails at a lock that another
+    one does not release at once: see `is_locked`.
+    """
+    numbers: int = 0
+    """The number of `numbers` that the transaction needs, if they save an exchange with a server."""
+
+
+PLAIN_WRITE = WriteMode()
+
+
 class SqlDialect(ABC):
     """The statements and drivers of one database. Statements are written with `?` for each parameter."""
 
@@ -143,13 +159,7 @@ class SqlDialect(ABC):
 
     @abstractmethod
     def writing(
-        self,
-        wrapper: BaseDatabaseWrapper,
-        cursor: Any,
-        *,
-        durable: bool = False,
-        waits: bool = True,
-        numbers: int = 0,
+        self, wrapper: BaseDatabaseWrapper, cursor: Any, mode: WriteMode
     ) -> AbstractContextManager[Sequence[int] | None]:
         """Open a transaction that writes, and commit it at the end. The value is None if it was not opened,
         and otherwise the numbers that came with its beginning.
@@ -158,10 +168,7 @@ class SqlDialect(ABC):
             wrapper: A connection without a transaction; on SQLite, `tune_for_loop` has prepared one for which
                 `waits` is False.
             cursor: Its cursor.
-            durable: Whether the commit must be on disk, regardless of the connection's settings.
-            waits: Wait for other transactions. Otherwise, the transaction is not opened, or fails at a lock
-                that another one does not release at once: see `is_locked`.
-            numbers: How many of `numbers` the transaction needs, if they save an exchange with a server.
+            mode: How it writes.
         """
 
     def is_locked(self, error: BaseException) -> bool:
@@ -418,30 +425,24 @@ class SqliteSql(SqlDialect):
 
     @contextmanager
     def writing(
-        self,
-        wrapper: BaseDatabaseWrapper,
-        cursor: Any,
-        *,
-        durable: bool = False,
-        waits: bool = True,
-        numbers: int = 0,
+        self, wrapper: BaseDatabaseWrapper, cursor: Any, mode: WriteMode
     ) -> Iterator[Sequence[int] | None]:
         # djqueue's writers wait in the lock file, and there for those of other programs in SQLite.
         turns = self._turns or self._open_turns(cursor)
         usual = self._usual(wrapper)
-        limit = (usual if self._timeout is None else min(usual, self._timeout)) if waits else 0.0
+        limit = (usual if self._timeout is None else min(usual, self._timeout)) if mode.waits else 0.0
         began = monotonic()
         if not turns.acquire(remaining(limit)):
-            if waits:
+            if mode.waits:
                 raise OperationalError("database is locked")
             yield None
             return
         try:
-            with _pragma(cursor, "synchronous", "FULL") if durable else nullcontext():
-                if waits:
+            with _pragma(cursor, "synchronous", "FULL") if mode.durable else nullcontext():
+                if mode.waits:
                     with self._waiting(wrapper, cursor, limit - (monotonic() - began)):
                         cursor.execute("BEGIN IMMEDIATE")
-                is_open = waits or _begins_at_once(cursor)
+                is_open = mode.waits or _begins_at_once(cursor)
                 with _committed(cursor) if is_open else nullcontext():
                     yield () if is_open else None
         finally:
@@ -573,22 +574,16 @@ class PostgresSql(SqlDialect):
 
     @contextmanager
     def writing(
-        self,
-        wrapper: BaseDatabaseWrapper,
-        cursor: Any,
-        *,
-        durable: bool = False,
-        waits: bool = True,
-        numbers: int = 0,
+        self, wrapper: BaseDatabaseWrapper, cursor: Any, mode: WriteMode
     ) -> Iterator[Sequence[int] | None]:
         # After the wait for a lock, a statement must see what its last holder has committed.
         begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
         limits = "" if self.is_limited(wrapper) else f"; {self._limits()}"
-        wanted = limits if waits else AT_ONCE
-        opening = f"{begin}{self._of_transaction}{f'; {SYNCED}' if durable else ''}{wanted}"
+        wanted = limits if mode.waits else AT_ONCE
+        opening = f"{begin}{self._of_transaction}{f'; {SYNCED}' if mode.durable else ''}{wanted}"
         with _committed(cursor):
-            cursor.execute(opening + _and_numbers(numbers), prepare=False)
-            yield _first_values(cursor) if numbers else ()
+            cursor.execute(opening + _and_numbers(mode.numbers), prepare=False)
+            yield _first_values(cursor) if mode.numbers else ()
 
     def is_limited(self, wrapper: BaseDatabaseWrapper) -> bool:
         return wrapper in self._tuned and remaining(math.inf) == math.inf

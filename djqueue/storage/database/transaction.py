@@ -25,7 +25,7 @@ from djqueue.storage.tables.clock import DatabaseClock, set_right
 from djqueue.storage.tables.dberrors import named
 
 from .connections import OwnConnections, is_in_transaction
-from .dialects import Insertion, Row, dialect_for, in_one, roll_back
+from .dialects import PLAIN_WRITE, Insertion, Row, WriteMode, dialect_for, in_one, roll_back
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -38,6 +38,8 @@ KEPT = ("completed", "completed_bytes", "cancelled", "cancelled_bytes", "result_
 _TOTAL = {name: at for at, name in enumerate(TALLY)}
 _STATE = {state: at for at, state in enumerate(STATES, len(TALLY))}
 WIDTH = len(TALLY) + len(STATES)
+AT_ONCE = WriteMode(waits=False)
+"""For the thread of an event loop."""
 TAKEN = "23505"
 """SQLSTATE of a key that another transaction has inserted."""
 REPEATS = 10
@@ -547,7 +549,8 @@ class Transactions:
             # After any other conflict the caller's transaction is lost.
             join = partial(self._join, wrapper, work, durable, numbers)
             return self._repeated(join, lambda cause: cause == TAKEN)
-        answer, done = self._committed(self.connection, work, durable=durable, numbers=numbers)
+        mode = WriteMode(durable=durable, numbers=numbers)
+        answer, done = self._committed(self.connection, work, mode)
         done()
         return answer
 
@@ -572,7 +575,9 @@ class Transactions:
         if is_in_transaction(connections[self._alias]):
             return (self.write(work),)
         try:
-            answer, done = self._committed(self.connection, work, waits=not self._dialect.has_clock)
+            answer, done = self._committed(
+                self.connection, work, WriteMode(waits=not self._dialect.has_clock)
+            )
         except Exception as error:
             if not self._dialect.is_locked(error.__cause__ or error):
                 raise
@@ -583,7 +588,7 @@ class Transactions:
     def write_at_once(self, work: Callable[[Tx], T]) -> tuple[T] | None:
         """Like `write_apart`, on the thread of an event loop; None, and nothing done, if it would wait."""
         with self._connections.borrow_for_loop() as wrapper:
-            outcome = None if wrapper is None else self._commit(wrapper, work, waits=False)
+            outcome = None if wrapper is None else self._commit(wrapper, work, AT_ONCE)
         if outcome is None:
             return None
         answer, done = outcome
@@ -594,10 +599,7 @@ class Transactions:
         self,
         connection: Callable[[], AbstractContextManager[BaseDatabaseWrapper]],
         work: Callable[[Tx], T],
-        *,
-        durable: bool = False,
-        waits: bool = True,
-        numbers: int = 0,
+        mode: WriteMode = PLAIN_WRITE,
     ) -> tuple[T, Callable[[], None]]:
         """Run a function in a transaction of a connection, and again after conflicts.
 
@@ -607,7 +609,11 @@ class Transactions:
 
         def run() -> tuple[T, Callable[[], None]]:
             with connection() as own:
-                return self._run(own, work, durable=durable, waits=waits, numbers=numbers)
+                own.ensure_connection()
+                set_right(self._database.clock)
+                outcome = self._commit(own, work, mode)
+                assert outcome is not None
+                return outcome
 
         return self._repeated(run)
 
@@ -666,39 +672,17 @@ class Transactions:
         own = self._connections
         return own.borrow() if own.is_open else nullcontext(connections[self._alias])
 
-    def _run(
-        self,
-        wrapper: BaseDatabaseWrapper,
-        work: Callable[[Tx], T],
-        *,
-        durable: bool = False,
-        waits: bool = True,
-        numbers: int = 0,
-    ) -> tuple[T, Callable[[], None]]:
-        wrapper.ensure_connection()
-        set_right(self._database.clock)
-        outcome = self._commit(wrapper, work, durable=durable, waits=waits, numbers=numbers)
-        assert outcome is not None
-        return outcome
-
     def _commit(
-        self,
-        wrapper: BaseDatabaseWrapper,
-        work: Callable[[Tx], T],
-        *,
-        durable: bool = False,
-        waits: bool = True,
-        numbers: int = 0,
+        self, wrapper: BaseDatabaseWrapper, work: Callable[[Tx], T], mode: WriteMode
     ) -> tuple[T, Callable[[], None]] | None:
         """Run a function in a transaction of a connection; return its answer, and what follows. None if that
         would wait and must not.
         """
         unpublished = None
         try:
-            with self._naming_holder(wrapper) if waits else nullcontext(), wrapper.wrap_database_errors:
+            with self._naming_holder(wrapper) if mode.waits else nullcontext(), wrapper.wrap_database_errors:
                 cursor = self._dialect.cursor(wrapper)
-                opened = self._dialect.writing(wrapper, cursor, durable=durable, waits=waits, numbers=numbers)
-                with opened as given:
+                with self._dialect.writing(wrapper, cursor, mode) as given:
                     if given is None:
                         return None
                     tx = Tx(self._database, cursor, given)

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from djqueue.conf import has_django
+from djqueue.core.logs import Log
 from djqueue.core.threads import after_fork, start_daemon
 
 from .executors.connections import close_connections, release_pooled
@@ -18,6 +19,7 @@ from .owntasks import all_tasks, hidden, hide_tasks_on
 
 T = TypeVar("T")
 
+logger = Log("djqueue.worker")
 LEFTOVER_GRACE = 1.0
 """Seconds in which leftover tasks must end after they are cancelled."""
 
@@ -105,6 +107,7 @@ class Periodic:
         self._last = last
         self._called = Event()
         self._stopped = False
+        self._failing = False
         self._name = name
         self._thread: Thread | None = None
 
@@ -133,7 +136,7 @@ class Periodic:
                 self._called.clear()
                 if self._stopped:
                     break
-                self._action()
+                self._act()
                 if has_django():
                     release_pooled()
             if self._last is not None:
@@ -141,6 +144,17 @@ class Periodic:
         finally:
             if has_django():
                 close_connections()
+
+    def _act(self) -> None:
+        """Call the action. It is called again after an error, of which the first of a series is logged."""
+        try:
+            self._action()
+        except Exception:
+            if not self._failing:
+                logger.error("The thread %s failed, and goes on.", self._name, exc_info=True)
+            self._failing = True
+        else:
+            self._failing = False
 
 
 def _cancel_leftovers(loop: asyncio.AbstractEventLoop) -> None:

@@ -4,11 +4,12 @@ import asyncio
 import logging
 import os
 import sys
+import threading
 
 import pytest
 
 from djqueue import Queue
-from djqueue.runtime.loops import new_loop, run_loop
+from djqueue.runtime.loops import Periodic, new_loop, run_loop
 from tests.runtime.running import HANDLER, working
 from tests.support import PATIENCE
 
@@ -125,3 +126,25 @@ def test_loop_whose_descriptors_were_closed_raises_the_error(monkeypatch):
 
     with pytest.raises(OSError, match="Bad file descriptor"):
         run_loop(main(), pytest.fail)
+
+
+def test_periodic_action_is_repeated_after_errors_of_which_the_first_is_logged(caplog):
+    outcomes = [KeyError("first"), KeyError("second"), None, KeyError("third")]
+    has_ended = threading.Event()
+
+    def action():
+        outcome = outcomes.pop(0) if len(outcomes) > 1 else outcomes[0]
+        if outcome is outcomes[0]:
+            has_ended.set()
+        if outcome is not None:
+            raise outcome
+
+    periodic = Periodic("djqueue-test", lambda: 0.0, action)
+    with caplog.at_level(logging.ERROR, "djqueue.worker"):
+        periodic.start()
+        assert has_ended.wait(PATIENCE)
+        periodic.stop()
+        periodic.join(PATIENCE)
+
+    assert [str(record.exc_info[1]) for record in caplog.records][:2] == ["'first'", "'third'"]
+    assert caplog.records[0].getMessage() == "The thread djqueue-test failed, and goes on."

@@ -208,8 +208,8 @@ def named(alias: str) -> NamedErrors:
 def raise_named(alias: str, error: Error) -> NoReturn:
     """Raise the user's error for a database error."""
     hide_row(error)
-    # A broken transaction is the caller's responsibility.
-    if not isinstance(error, AWAY) or isinstance(error, TransactionManagementError):
+    # A broken transaction is the caller's responsibility, and so is a row that the project refuses.
+    if not isinstance(error, AWAY) or isinstance(error, TransactionManagementError) or refuses_rows(error):
         raise error
     drop_if_broken(alias)
     raise unavailable(alias, error) from error

@@ -6,7 +6,7 @@ from functools import partial
 from threading import Event
 
 import pytest
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 
 from djqueue import models
 from djqueue.core.job import Lease
@@ -40,6 +40,14 @@ pytestmark = pytest.mark.dialect
 def _rows_are_locked() -> None:
     if connection.vendor != "postgresql":
         pytest.skip("SQLite has one writer")
+
+
+def deadlocks():
+    """Return how many deadlocks this database has had, also in other tests."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_force_next_flush(), pg_stat_clear_snapshot()")
+        cursor.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        return cursor.fetchone()[0]
 
 
 def lease_of(job_id):
@@ -538,10 +546,29 @@ def test_calls_with_the_same_ids_in_opposite_orders_do_not_end_each_other(make):
         chunks = [batch(ids=order[start : start + 5]) for start in range(0, len(order), 5)]
         return sum(result.status == "queued" for result in storage.enqueue(chunks))
 
+    before = deadlocks()
     added = together([partial(enqueue, order) for _ in range(3) for order in (ids, ids[::-1])])
 
     assert sum(added) == len(ids)
+    assert deadlocks() == before
+
+
+def test_error_of_a_trigger_of_the_project_is_not_an_outage(make):
+    storage = make()
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_stat_force_next_flush(), pg_stat_clear_snapshot()")
-        cursor.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
-        assert cursor.fetchone() == (0,)
+        cursor.execute(
+            "CREATE FUNCTION refuse_job() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$BEGIN RAISE EXCEPTION 'no jobs on Sundays'; END$$"
+        )
+        cursor.execute(
+            "CREATE TRIGGER refuse_job BEFORE INSERT ON djqueue_job "
+            "FOR EACH ROW EXECUTE FUNCTION refuse_job()"
+        )
+    try:
+        with pytest.raises(DatabaseError, match="no jobs on Sundays"):
+            storage.enqueue([batch()])
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP TRIGGER refuse_job ON djqueue_job")
+            cursor.execute("DROP FUNCTION refuse_job")
+    assert storage.enqueue([batch()])[0].status == "queued"

@@ -58,7 +58,7 @@ test-dashboard: install ## Run the tests of pages in a browser, and while server
 	@scripts/system-packages.sh redis postgresql chromium
 	@$(LANES) dashboard -- $(XDIST) $(ARGS)
 
-test-packaging: install ## Run the tests of the wheel, the demo and the tools
+test-packaging: install ## Run the tests of the wheel, the demo, the tools and whole projects
 	@scripts/system-packages.sh redis postgresql
 	@$(LANES) packaging -- $(XDIST) $(ARGS)
 

@@ -101,7 +101,11 @@ LANES = {
         "tests/dashboard/test_deadlines.py",
         "tests/admin/test_every_page.py",
     ),
-    "packaging": ("tests/packaging/", "tests/demo/", "tests/tools/"),
+    "packaging": (
+        *("tests/packaging/", "tests/demo/", "tests/tools/", "tests/test_alone.py"),
+        *("tests/testing/test_projects.py", "tests/client/test_typing.py"),
+        "tests/client/test_pytest_plugin.py",
+    ),
     "sandbox": (
         "tests/runtime/executors/sandbox/",
         "tests/runtime/executors/test_process_faults.py",

@@ -61,9 +61,7 @@ LANES = {
     "redis": Lane(f"redis and not thorough and {NEVER}"),
     "sandbox": Lane(f"sandbox and {NEVER}", paths=("tests/runtime",)),
     "dashboard": Lane(f"dashboard and not thorough and {NEVER}", paths=("tests/dashboard", "tests/admin")),
-    "packaging": Lane(
-        f"packaging and not thorough and {NEVER}", paths=("tests/packaging", "tests/demo", "tests/tools")
-    ),
+    "packaging": Lane(f"packaging and not thorough and {NEVER}"),
     "postgresql-wide": Lane(
         f"database and (scheduler or not dialect) and not thorough and not slow and {NEVER}",
         OTHER_STORAGES,
@@ -103,8 +101,9 @@ CHANGES = {
     ),
     "packaging": (
         *("pyproject.toml", "hatch_build.py", "scripts/", "tools/", "demo_project/", "djqueue/client/"),
-        *("djqueue/management/", "djqueue/runtime/supervisor/"),
-        *("tests/packaging/", "tests/demo/", "tests/tools/"),
+        *("djqueue/management/", "djqueue/runtime/supervisor/", "djqueue/conf/", "djqueue/testing/"),
+        *("tests/packaging/", "tests/demo/", "tests/tools/", "tests/testing/"),
+        *("tests/client/test_typing.py", "tests/client/test_pytest_plugin.py", "tests/test_alone.py"),
     ),
     "compat": (
         *("pyproject.toml", "scripts/oldest.txt", "scripts/test-compat.sh", "scripts/test-lane.sh"),

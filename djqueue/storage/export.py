@@ -27,7 +27,7 @@ class ExportFilter(NamedTuple):
     """The rows and columns to read."""
 
     table: str
-    """jobs | results | attempts | dead | cron | bulk; docs/spark.md lists their columns."""
+    """jobs | results | attempts | dead | cron | bulk; docs/spark-reference.md lists their columns."""
     columns: frozenset[str]
     """Columns that pages must contain; others may be omitted."""
     queues: tuple[str, ...] | None = None

@@ -61,6 +61,7 @@ MEMORY = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
 DATABASE: dict[str, object] = {}
 TRANSACTIONAL = "jobs.md"
 """The page whose examples need a database."""
+SPARK = "spark-reference.md"
 
 PYTHON = [block for page in PAGES for block in blocks(page, "python")]
 SETTINGS = [block for block in PYTHON if block.heading == "settings.py"]
@@ -460,7 +461,7 @@ def test_table_of_redis_storage_options_is_complete():
 
 def test_tables_of_spark_columns_are_complete():
     documented = {
-        name: [(column, kind) for column, kind, _ in table("spark.md", f"spark {name}")] for name in TABLES
+        name: [(column, kind) for column, kind, _ in table(SPARK, f"spark {name}")] for name in TABLES
     }
 
     assert documented == {
@@ -470,7 +471,7 @@ def test_tables_of_spark_columns_are_complete():
 
 def test_tables_of_spark_read_and_stream_options_are_complete():
     said = {
-        kind: {name for cell in first_cells("spark.md", f"spark {kind} options") for name in words(cell)}
+        kind: {name for cell in first_cells(SPARK, f"spark {kind} options") for name in words(cell)}
         for kind in ("read", "stream")
     }
 

@@ -56,8 +56,8 @@ def enqueue(
         df: The rows.
         queue: The queue, unless the option `queueColumn` is set.
         job: The job's name, unless the option `jobColumn` is set.
-        options: Options of `format("djqueue")`; see docs/spark.md. Inside a Django project, its settings
-            provide defaults for the storage, the queue and the job.
+        options: Options of `format("djqueue")`; see docs/spark-reference.md. Inside a Django project, its
+            settings provide defaults for the storage, the queue and the job.
         more: Further options, which may be in snake case, such as `max_attempts=3`.
 
     Returns:

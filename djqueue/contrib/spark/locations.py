@@ -33,7 +33,7 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
     """Return a new storage, which the caller must close.
 
     Args:
-        url: The address, or a reference to it; see docs/spark.md.
+        url: The address, or a reference to it; see docs/spark-reference.md.
         prefix: The key prefix of a Redis storage.
         policies: Known policies by queue.
 

@@ -365,7 +365,7 @@ def _unknown(name: str, options: Iterable[Option]) -> OptionError:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """The options of a write; docs/spark.md describes them."""
+    """The options of a write; docs/spark-reference.md describes them."""
 
     url: str = field(repr=False)
     """The storage's address. It may contain a password, so it is never shown."""
@@ -497,7 +497,7 @@ def _check_change(operation: str, values: dict[str, Any], spelled: Mapping[str, 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """The options of a read; docs/spark.md describes them."""
+    """The options of a read; docs/spark-reference.md describes them."""
 
     url: str = field(repr=False)
     """The storage's address, which may contain a password."""

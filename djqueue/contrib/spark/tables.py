@@ -20,7 +20,7 @@ class Column(NamedTuple):
     type: str
     """The type in Spark's DDL."""
     meaning: str
-    """The description in docs/spark.md."""
+    """The description in docs/spark-reference.md."""
 
 
 class Table(NamedTuple):

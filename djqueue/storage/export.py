@@ -124,6 +124,9 @@ RESULT_COLUMNS = (
     "reason",
     "error_type",
     "error_message",
+    "unique_key",
+    "subject",
+    "tags",
 )
 ATTEMPT_COLUMNS = (
     "queue",
@@ -154,6 +157,9 @@ def result_rows(record: JobRecord) -> Iterator[tuple[Any, ...]]:
             record.options.content_type,
             record.reason or None,
             *error_columns(record),
+            record.options.unique_key,
+            record.options.subject,
+            record.options.tags,
         )
 
 

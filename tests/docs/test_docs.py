@@ -30,7 +30,7 @@ from djqueue.client import registry
 from djqueue.client.declarations import declared
 from djqueue.conf import BackupSettings, readers
 from djqueue.contrib.metrics.collector import DEFINITIONS
-from djqueue.contrib.spark.options import BATCH, READ_OPTIONS, STREAM
+from djqueue.contrib.spark.options import BATCH, READ_OPTIONS, STREAM, WRITE_OPTIONS
 from djqueue.contrib.spark.pipeline.commands import parser as spark_parser
 from djqueue.contrib.spark.tables import TABLES
 from djqueue.contrib.tasks import backend as task_backend
@@ -467,6 +467,13 @@ def test_tables_of_spark_columns_are_complete():
     assert documented == {
         name: [(column.name, column.type) for column in one.columns] for name, one in TABLES.items()
     }
+
+
+def test_table_of_spark_write_options_is_complete():
+    said = {name for cell in first_cells(SPARK, "spark write options") for name in words(cell)}
+    own = {option.name for option in WRITE_OPTIONS if not option.group}
+
+    assert said == {*own, "idColumn"}
 
 
 def test_tables_of_spark_read_and_stream_options_are_complete():

@@ -16,6 +16,8 @@ from djqueue.core.policies import QueuePolicy
 from djqueue.storage.base import Storage
 from djqueue.storage.staging import Staging
 
+from .packages import check_packages
+
 ENVIRONMENT, FILE = "env:", "file:"
 REFERENCES = {"env": "the name of an environment variable", "file": "the path of a file"}
 REMEDY = (
@@ -39,6 +41,7 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
 
     Raises:
         OptionError: The URL is invalid. The message does not contain its password.
+        ConfigurationError: This process lacks a package.
     """
     url = resolved(url)
     scheme, sign, _ = url.lower().partition("://")
@@ -67,6 +70,7 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
         return UrlDatabase(database=alias, policies=policies or None)
     if "{" in prefix or "}" in prefix:
         raise OptionError(f"keyPrefix: expected a string without braces, got {prefix!r}")
+    check_packages("redis", "hiredis", "msgpack")
     from djqueue.storage.redis import RedisStorage
 
     try:

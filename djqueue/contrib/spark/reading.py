@@ -6,28 +6,38 @@ from typing import TYPE_CHECKING
 
 from djqueue.core.errors import OptionError
 from djqueue.storage.base import Storage
-from djqueue.storage.bulkwrites import BulkWriteReport, BulkWriteReports
+from djqueue.storage.bulkwrites import BulkWriteReport, BulkWriteReports, write_of
 from djqueue.storage.export import Export, ExportFilter, ExportPart, Feed, FeedRange, Page, Places
 
 from .arrow import batch_of
 from .locations import storage_at
-from .options import EARLIEST, ReadOptions
+from .options import BINARY, EARLIEST, ReadOptions
+from .readable import ReadableColumns
+from .tables import BULK_WRITE, PAYLOAD, RESULT, TAGS
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
+    from pyarrow import DataType, RecordBatch
 
 
 class Read:
     """One read, created and checked on the driver and copied to tasks.
+
+    Args:
+        options: The options.
+        kinds: The Arrow types of the columns to which the options give a schema.
 
     Raises:
         OptionError: An option is invalid.
         StorageUnavailableError: The server does not respond.
     """
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, kinds: "Mapping[str, DataType] | None" = None) -> None:
         self.options = options
         self.columns = options.schema()
+        names = {column.name for column in self.columns} & {PAYLOAD, RESULT}
+        self._kinds: dict[str, DataType | None] = dict.fromkeys(names if options.values != BINARY else ())
+        self._kinds |= kinds or {}
+        ReadableColumns(self._kinds)
 
     def storage(self) -> Storage:
         """Return a new storage, which the caller must close."""
@@ -53,11 +63,13 @@ class Read:
         wanted = self.options.wanted()
         with closing(self.storage()) as storage:
             export = export_of(storage, self.options.table.name)
+            readable = ReadableColumns(self._kinds)
             for part in parts:
                 for page in export.pages(wanted, part, self.options.batch_size):
-                    batch = batch_of(self.columns, page)
+                    batch = batch_of(self.columns, _with_write(readable.convert(page)), self._kinds)
                     if batch.num_rows:
                         yield batch
+            readable.warn()
 
 
 class JobEventStream:
@@ -115,6 +127,13 @@ class JobEventStream:
         with closing(self.storage()) as storage:
             for page in feed_of(storage).read(part, size, complete=complete):
                 yield batch_of(self.columns, page)
+
+
+def _with_write(page: Page) -> Page:
+    """Add the name of the bulk write that enqueued each job, which is in its tags."""
+    if TAGS not in page:
+        return page
+    return {**page, BULK_WRITE: [write_of(tags) for tags in page[TAGS]]}
 
 
 def export_of(storage: Storage, table: str) -> Export:

@@ -23,6 +23,7 @@ from djqueue.storage.staging import CHUNK, Counts, Plan, Staging, share_of
 
 from .changing import ChangeColumns, JobChanger
 from .columns import JobColumns
+from .jobnames import warn_of_unknown_job
 from .locations import staging_of, storage_at
 from .options import DIRECT, ENQUEUE, STAGED, WriteOptions
 from .publishing import Checksum, DriverPublisher, frame_of
@@ -68,6 +69,7 @@ class Write:
             storage.connect()
             if options.write is not None and not options.dry_run:
                 refuse_used_name(storage, options.write, options.app, options.version or 0)
+            warn_of_unknown_job(storage, options)
             if options.queue is not None and isinstance(self.plan, JobColumns):
                 self._check(storage, self.plan, options.queue)
 

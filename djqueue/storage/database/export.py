@@ -53,7 +53,7 @@ JOB = (
 )
 RESULT = (
     *("id", "queue", "job_id", "name", "state", "finished_at", "content_type", "reason"),
-    *("error_type", "error_message"),
+    *("error_type", "error_message", "unique_key", "subject", "options"),
 )
 COMPLETED = (
     *("id", "queue", "job_id", "name", "attempts", "created_at", "run_at", "started_at", "finished_at"),
@@ -170,7 +170,10 @@ class SqlExport(Export):
             for key, (result,) in self._of_jobs(models.JobResult, found, ("result",)):
                 results[key] = bytes(result)
         columns = (
-            (*row[1:6], results.get((row[1], row[2])), row[6], *(value or None for value in row[7:]))
+            (
+                *(*row[1:6], results.get((row[1], row[2])), row[6]),
+                *(*(value or None for value in row[7:12]), rows.unpack_options(bytes(row[12])).tags),
+            )
             for row in found
         )
         return _last(found, size), page_of(RESULT_COLUMNS, columns)

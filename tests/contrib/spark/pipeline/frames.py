@@ -2,7 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from djqueue.contrib.spark.tables import ATTEMPTS, DEAD, JOBS
+from djqueue.contrib.spark.pipeline.archive import encoded_columns
+from djqueue.contrib.spark.tables import ATTEMPTS, DEAD, JOBS, ddl
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
@@ -42,9 +43,7 @@ def dead_of(spark, *rows):
 
 
 def _frame(spark, table, rows):
-    columns = table.chosen(payload=True)
+    columns = encoded_columns(table)
     for row in rows:
         assert row.keys() <= {column.name for column in columns}, row
-    return spark.createDataFrame(
-        [[row.get(column.name) for column in columns] for row in rows], table.ddl(payload=True)
-    )
+    return spark.createDataFrame([[row.get(column.name) for column in columns] for row in rows], ddl(columns))

@@ -1,0 +1,28 @@
+"""Warn of jobs that no worker handles, which is often a misspelled name."""
+
+import logging
+
+from djqueue.core.suggest import nearest
+from djqueue.storage.base import Storage
+
+from .options import WriteOptions
+
+logger = logging.getLogger("djqueue.spark")
+
+
+def warn_of_unknown_job(storage: Storage, options: WriteOptions) -> None:
+    """Log a warning if workers are running, but none that serves the queue handles the job."""
+    if options.job is None:
+        return
+    known = {
+        name
+        for worker in storage.workers.all()
+        if options.queue is None or worker.queues is None or options.queue in worker.queues
+        for name in worker.names
+    }
+    if known and options.job not in known:
+        logger.warning(
+            "job: no running worker handles %r%s Its jobs wait until a worker does.",
+            options.job,
+            nearest(options.job, known) or ".",
+        )

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from django.apps import AppConfig, apps
@@ -23,7 +24,7 @@ logger = Log("djqueue")
 TAG = "djqueue"
 """Tag of the system checks."""
 MODULE = "jobs"
-"""Module of every app that is imported when Django starts."""
+"""Module of every app, or package of modules, that is imported when Django starts."""
 TASKS_MODULE = "tasks"
 """Module of every app that is imported, too, if a task backend is djqueue's."""
 TASK_BACKEND = "djqueue.contrib.tasks.DjqueueBackend"
@@ -35,18 +36,22 @@ class DjqueueConfig(AppConfig):
     name = "djqueue"
     verbose_name = _("Job queue")
     default_auto_field = "django.db.models.BigAutoField"
+    test_settings: Any = None
+    """TEST in the settings with which Django started. A test whose own DJQUEUE has no TEST keeps it."""
 
     def ready(self) -> None:
         """Import the modules that define jobs, and register what workers do besides running jobs."""
         from .storage.chores import makers
 
+        given = getattr(settings, "DJQUEUE", {})
+        if self.test_settings is None and isinstance(given, Mapping):
+            type(self).test_settings = given.get("TEST", {})
         post_migrate.connect(_after_flush, sender=self)
         makers["schedules"] = _schedules
         makers["bulk operations"] = _bulk_operations
         makers["errors"] = _errors
         makers["alerts"] = _alerts
 
-        given = getattr(settings, "DJQUEUE", {})
         if not _may_define_jobs(given):
             return
         from .conf import get_settings, is_wrong
@@ -105,11 +110,23 @@ def _import_jobs(names: tuple[str, ...]) -> None:
 
     wanted = (MODULE, TASKS_MODULE) if has_task_backend() else (MODULE,)
     autodiscover_modules(*wanted, *(name for name in names if "." not in name))
+    for config in apps.get_app_configs():
+        for name in wanted:
+            _import_parts(f"{config.name}.{name}")
     missing_modules.clear()
     for name in names:
         if "." in name:
             _import_named(name)
     registry.discovered = frozenset(registry.names())
+
+
+def _import_parts(name: str) -> None:
+    """Import the modules in a package of jobs, such as `jobs/mail.py`, except tests and private ones."""
+    package = sys.modules.get(name)
+    for part in iter_modules(getattr(package, "__path__", ())):
+        if not part.name.startswith(("_", "test")):
+            import_module(f"{name}.{part.name}")
+            _import_parts(f"{name}.{part.name}")
 
 
 def _import_named(name: str) -> None:

@@ -6,7 +6,7 @@
 | djqueue.E002 | the storage class cannot be imported |
 | djqueue.E003 | the storage class is not a subclass of `djqueue.storage.base.Storage` |
 | djqueue.E004 | an option of the storage is unknown, missing or invalid |
-| djqueue.E005 | jobs would be written in a content type that is not accepted |
+| djqueue.E005 | jobs would be written in a content type that is not accepted, or that requires kombu |
 | djqueue.E006 | the Redis server is too old |
 | djqueue.E007 | an entry of `MIDDLEWARE` is invalid |
 | djqueue.E008 | the `LIMITER` of a queue is not in `LIMITERS` |
@@ -49,6 +49,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import wraps
+from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
@@ -60,10 +61,19 @@ from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.utils.module_loading import import_string
 
 from . import middleware
-from .conf import READERS, Settings, is_wrong, problems, read_settings, unknown_limiters
+from .conf import (
+    READERS,
+    Settings,
+    is_wrong,
+    problems,
+    read_settings,
+    unknown_limiters,
+    uses_memory_in_tests,
+)
 from .core.errors import ConfigurationError, DjqueueError, OptionError, StorageError, UnknownQueueError
 from .core.executors import INLINE
 from .core.messages import shown_name
+from .core.options import MSGPACK
 from .core.overview import Finding, system_finding
 from .core.suggest import nearest, similar
 
@@ -105,11 +115,12 @@ HINTS = {
     "BACKUP": "For example {'EVERY': 21_600, 'KEEP': 12}, or None to take no backups in runworkers.",
     "MONITORING": "For example {'TOKEN_FILE': '/run/secrets/djqueue-token'}.",
     "ALERTS": "For example {'MAIL': ['ops@example.com'], 'AFTER': 60}.",
+    "TEST": "For example {'STORAGE': 'real'}, to use the storage of STORAGE in tests, too.",
 }
 FROM_SETTINGS = frozenset({"clock", "limiters", "metrics", "policies", "random"})
 """Parameters of storages that come from other settings or from tests, not from OPTIONS."""
-OWN_THREADS = 4
-"""Threads of djqueue in a worker process that use Django's connections: sweeps with schedules, heartbeat,
+OWN_THREADS = 5
+"""Threads of djqueue in a worker process that use Django's connections: sweeps, schedules, heartbeat,
 health checks, and the main thread at its start."""
 POOL_SIZE = 4
 """Connections of a pool of psycopg whose size is not set."""
@@ -213,6 +224,11 @@ def _bad_keys(given: Any) -> Iterator[Finding]:
             yield system_finding("djqueue.E001", problem, hint)
 
 
+def _has_kombu() -> bool:
+    # Once imported, kombu is a module without a spec, for which find_spec raises ValueError.
+    return sys.modules.get("kombu") is not None or find_spec("kombu") is not None
+
+
 def _content_types(settings: Settings) -> Iterator[Finding]:
     accepted = settings.accept_content
     if settings.codec not in accepted:
@@ -221,6 +237,12 @@ def _content_types(settings: Settings) -> Iterator[Finding]:
             f"DJQUEUE['CODEC']: {settings.codec!r} is not in DJQUEUE['ACCEPT_CONTENT'], so no job can be "
             "enqueued.",
             f"Add {settings.codec!r} to ACCEPT_CONTENT ({', '.join(sorted(accepted))}).",
+        )
+    elif settings.codec != MSGPACK and not _has_kombu():
+        yield system_finding(
+            "djqueue.E005",
+            f"DJQUEUE['CODEC']: {settings.codec!r} requires kombu, so no job can be enqueued.",
+            "Run `pip install 'djqueue[kombu]'`.",
         )
     for content_type in sorted(accepted & PICKLES):
         yield system_finding(
@@ -594,7 +616,7 @@ def _redis(settings: Settings) -> Iterator[Finding]:
 
 def _servers() -> Iterator[Finding]:
     settings = _valid_settings()
-    if settings is None or _redis_options(settings) is None:
+    if settings is None or _redis_options(settings) is None or uses_memory_in_tests():
         return
     from .storage.redis.connections import Connections
     from .storage.redis.health import findings, unreachable

@@ -78,6 +78,9 @@ TEMPLATES = [
     },
 ]
 
+# The suite tests the storages themselves, and its child processes use the same keys.
+DJQUEUE = {"TEST": {"STORAGE": "real", "PREFIX": ""}}
+
 ALLOWED_HOSTS = ["*"]
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.apps import apps
-from django.db import DEFAULT_DB_ALIAS, connections, transaction
+from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
@@ -42,3 +42,27 @@ def closing_connections_of_test_threads() -> Iterator[None]:
     for found in opened:
         found.inc_thread_sharing()
         found.close()
+
+
+@contextmanager
+def refusing(condition: str) -> Iterator[None]:
+    """Let a rule of the project refuse rows of jobs."""
+    with connection.cursor() as cursor:
+        if connection.vendor == "sqlite":
+            for event in ("INSERT", "UPDATE"):
+                cursor.execute(
+                    f"CREATE TRIGGER refuse_{event} BEFORE {event} ON djqueue_job WHEN {condition} "
+                    "BEGIN SELECT RAISE(ABORT, 'the project refused it'); END"
+                )
+        else:
+            rule = condition.replace("NEW.", "")
+            cursor.execute(f"ALTER TABLE djqueue_job ADD CONSTRAINT refused CHECK (NOT ({rule})) NOT VALID")
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            if connection.vendor == "sqlite":
+                cursor.execute("DROP TRIGGER refuse_INSERT")
+                cursor.execute("DROP TRIGGER refuse_UPDATE")
+            else:
+                cursor.execute("ALTER TABLE djqueue_job DROP CONSTRAINT refused")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -159,6 +160,20 @@ def test_codec_outside_the_accepted_content_types_is_an_error(settings: Any) -> 
     (message,) = found(settings, {"STORAGE": MEMORY, "CODEC": "application/x-yaml"})
     assert message.id == "djqueue.E005"
     assert "application/x-yaml" in message.msg
+
+
+def test_codec_that_requires_kombu_is_an_error_without_it(settings: Any, monkeypatch: Any) -> None:
+    monkeypatch.delitem(sys.modules, "kombu", raising=False)
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    (message,) = found(settings, {"STORAGE": MEMORY, "CODEC": "application/json"})
+    assert message.id == "djqueue.E005"
+    assert message.hint == "Run `pip install 'djqueue[kombu]'`."
+
+
+def test_codec_of_kombu_is_valid_after_kombu_was_imported(settings: Any) -> None:
+    importlib.import_module("kombu")  # which leaves a module without a spec
+
+    assert found(settings, {"STORAGE": MEMORY, "CODEC": "application/json"}) == []
 
 
 def test_invalid_content_types_are_one_error(settings: Any) -> None:
@@ -557,8 +572,8 @@ def test_queue_filter_that_cannot_be_imported_is_a_warning(settings, path):
     [
         (True, 4),
         ({"min_size": 2}, 2),
-        ({"min_size": 2, "max_size": 13}, 13),
-        ({"max_size": 14}, None),
+        ({"min_size": 2, "max_size": 14}, 14),
+        ({"max_size": 15}, None),
         (None, None),
     ],
 )
@@ -574,5 +589,5 @@ def test_pool_with_fewer_connections_than_a_worker_needs_is_reported(
     assert len(found) == (size is not None)
     for message in found:
         assert f"DATABASES['pooled']['OPTIONS']['pool'] has {size} connections" in message.msg
-        assert "may need 14" in message.msg
-        assert "'max_size': 14" in message.hint
+        assert "may need 15" in message.msg
+        assert "'max_size': 15" in message.hint

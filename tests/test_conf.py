@@ -188,6 +188,36 @@ def test_unknown_key_is_reported_with_the_nearest_one(key: Any) -> None:
     assert ("did you mean 'CONCURRENCY'?" in problem) is (key in ("CONCURENCY", "concurrency"))
 
 
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("EAGER", "; did you mean 'IMMEDIATE'?"),
+        ("CELERY_TASK_ALWAYS_EAGER", "; did you mean 'IMMEDIATE'?"),
+        ("sync", "; did you mean 'IMMEDIATE'?"),
+        ("BROKER_URL", "; did you mean 'STORAGE'? For example {'BACKEND'"),
+        ("workers", "; did you mean 'CONCURRENCY'? Processes are"),
+        ("RESULT_TTL", "; did you mean 'DEFAULTS'? Its values"),
+        ("CELERY_BEAT_SCHEDULE", "; declare schedules with @job(cron=...)"),
+    ],
+)
+def test_setting_of_another_library_suggests_the_djqueue_setting(key: str, hint: str) -> None:
+    (problem,) = problems({key: 1})
+    assert problem.startswith(f"DJQUEUE[{key!r}] is not a setting{hint}")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (5, "must be a dict"),
+        ({"STORAGE": "redis"}, "'redis' is not one of memory, real"),
+        ({"PREFIX": "{"}, "braces"),
+    ],
+)
+def test_invalid_settings_of_tests_are_reported(value: Any, words: str) -> None:
+    (problem,) = problems({"TEST": value})
+    assert words in problem
+
+
 def test_every_invalid_key_is_reported() -> None:
     assert len(problems({"HEARTBEAT": 0, "X": 1, "CONCURRENCY": 5, "CODEC": None})) == 3
 

@@ -64,6 +64,10 @@ class Arguments:
         """Return whether the function has a parameter that can be passed by this name."""
         return name in self._named
 
+    def takes(self, name: str) -> bool:
+        """Return whether the function can be called with an argument of this name."""
+        return self.takes_any_name or name in self._named
+
     def _rule(self, count: int) -> tuple[frozenset[str], frozenset[str]] | None:
         """Return the rule for a number of positional arguments; None if only `Signature.bind` can decide."""
         parameters = list(self.signature.parameters.values())

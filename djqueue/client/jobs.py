@@ -1,9 +1,10 @@
 """`@job`: functions that can be enqueued as jobs."""
 
 from collections.abc import (
+    AsyncIterable,
     AsyncIterator,
-    Awaitable,
     Callable,
+    Coroutine,
     Generator,
     Iterable,
     Iterator,
@@ -12,7 +13,20 @@ from collections.abc import (
 )
 from copy import copy
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, TypeVar, cast, overload
+from types import GenericAlias
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Never,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from djqueue.conf import Settings, get_settings
 from djqueue.core.backoff import BackoffFunction
@@ -27,49 +41,61 @@ from djqueue.core.executors import (
     parse_permissions,
     parse_unenforced,
 )
-from djqueue.core.job import Batch, EnqueueResult
-from djqueue.core.options import PARSERS, EnqueueOptions, check_text, merge_given
+from djqueue.core.job import Batch, EnqueueResult, R_co
+from djqueue.core.options import EnqueueOptions, check_text, merge_given
 from djqueue.core.permissions import PERMISSIONS, Permissions
+from djqueue.core.policies import UNSET, Unset
 from djqueue.core.suggest import FOREIGN_TIMES, explain_job_attribute, nearest_option
 from djqueue.core.threads import gc_paused
 from djqueue.core.units import milliseconds
-from djqueue.schedules import SCHEDULE_PARSERS
 from djqueue.storage.base import Storage
 
 from . import declarations, envelope, hints, results
 from .arguments import Arguments, check_calls, read_arguments, split_calls
 from .declarations import BatchRule, Registry, check_importable, declared, parse_batch, split_options
 from .flows import Node
+from .keywords import JobKeywords, Redact, ScheduleKeywords, UsingKeywords
 from .results import DEFAULT_WAIT, storage_of
 from .sending import asend, asend_one, checked_first, chunks, send, send_one
 from .steps import apart
 from .storages import get_storage
-from .streaming import Streaming, Wait, is_generator
+from .streaming import OnRestart, Streaming, Wait, is_generator
 from .transactions import enqueued
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+IteratorT = TypeVar("IteratorT", bound=Iterator[Any] | AsyncIterator[Any])
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
 
-ONLY_JOB = frozenset({"name", "cron", "every", "executor", "limits", "permissions", "allow_unenforced"})
-"""Options of `@job` that `using` does not have."""
-OF_JOB = ONLY_JOB | {"batch", "check_arguments", "redact"} | PARSERS.keys() | SCHEDULE_PARSERS.keys()
+    Returned_co = TypeVarWithDefault("Returned_co", covariant=True, default=R_co)
+else:
+    Returned_co = TypeVar("Returned_co", covariant=True)
+
+OF_JOB = JobKeywords.__optional_keys__ | {"batch"}
 """All options of `@job`."""
+ONLY_JOB = OF_JOB - UsingKeywords.__optional_keys__
+"""Options of `@job` that `using` does not have."""
 CALLING: dict[str, Any] = {"wait": DEFAULT_WAIT, "on_restart": "raise"}
 """Arguments of the calls that wait, in addition to the function's, with their defaults."""
-UNSET: Any = object()
-"""Marks an argument that was not given."""
 
 Call = tuple[Sequence[Any], dict[str, Any]]
-Redact = Callable[[Any, str], Any]
-"""Called with a value and its part, `payload` or `result`; returns what the dashboard shows."""
 
 
-class JobType(Generic[P, R]):
-    """A function that workers run as a job. Calling it runs the function in this process."""
+class JobType(Generic[P, R_co, Returned_co]):
+    """A function that workers run as a job. Calling it runs the function in this process.
+
+    For type checkers, it has the parameters of the function, the type of its jobs' result and the type that a
+    call returns. `JobType[..., str]` is enough for a function whose calls return the result.
+    """
+
+    if not TYPE_CHECKING:
+        __class_getitem__ = classmethod(GenericAlias)
 
     def __init__(
         self,
-        function: Callable[P, R],
+        function: Callable[P, Returned_co],
         name: str,
         options: dict[str, Any],
         *,
@@ -111,7 +137,7 @@ class JobType(Generic[P, R]):
         self.__name__ = getattr(function, "__name__", name)
         self.__wrapped__ = function
 
-    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Returned_co:
         """Run the function itself."""
         return self.function(*args, **kwargs)
 
@@ -141,7 +167,7 @@ class JobType(Generic[P, R]):
         queue: str | None = self._given.get("queue")
         return queue
 
-    def using(self, *wrong: Never, **options: Any) -> "JobType[P, R]":
+    def using(self, *wrong: Never, **options: Unpack[UsingKeywords]) -> Self:
         """Return the same job type with other options.
 
         Args:
@@ -157,22 +183,23 @@ class JobType(Generic[P, R]):
             raise OptionError(
                 f"using: expected keyword arguments, such as using(queue=...); got {wrong[0]!r}"
             )
-        job_id = options.pop("id", None)
+        given: dict[str, Any] = {**options}
+        job_id = given.pop("id", None)
         if job_id is not None:
             check_text("id", job_id)
-        checks_arguments = _flag("check_arguments", options.pop("check_arguments", True))
-        calling = {name: options.pop(name) for name in CALLING if name in options}
+        checks_arguments = _flag("check_arguments", given.pop("check_arguments", True))
+        calling = {name: given.pop(name) for name in CALLING if name in given}
         if "wait" in calling:
             milliseconds("wait", calling["wait"])
         # A new start time replaces an earlier one in either form.
         earlier = dict(self._given)
-        if "delay" in options or "run_at" in options:
+        if "delay" in given or "run_at" in given:
             earlier.pop("delay", None)
             earlier.pop("run_at", None)
-        for name in options.keys() & ONLY_JOB:
+        for name in given.keys() & ONLY_JOB:
             raise OptionError(f"{name}: set the option on the job type: @job({name}=...)")
         changed = copy(self)
-        changed._given = merge_given(earlier, options)
+        changed._given = merge_given(earlier, given)
         changed._calling = {**self._calling, **calling}
         changed._id = job_id or self._id
         changed._resolved = None
@@ -181,7 +208,7 @@ class JobType(Generic[P, R]):
         envelope.check(changed._given)
         return changed
 
-    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult[R_co]:
         """Enqueue one job that calls the function with these arguments.
 
         Raises:
@@ -191,12 +218,12 @@ class JobType(Generic[P, R]):
         """
         return send_one(self._storage(), self._one(args, kwargs), self.options.enqueue_on_commit)
 
-    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult:
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> EnqueueResult[R_co]:
         """Async version of `enqueue`."""
         batch = await apart(self.options.job.content_type, self._one, args, kwargs)
         return await asend_one(self._storage(), batch, self.options.enqueue_on_commit)
 
-    def enqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
+    def enqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult[R_co]]:
         """Enqueue one job for each pair (args, kwargs), in order; much faster than one by one.
 
         The jobs of a list, or of another collection with a length, are all checked first: if one is wrong,
@@ -208,13 +235,17 @@ class JobType(Generic[P, R]):
         """
         return send(self._storage(), self._many(calls), self.options.enqueue_on_commit)
 
-    async def aenqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult]:
+    async def aenqueue_many(self, calls: Iterable[Call]) -> list[EnqueueResult[R_co]]:
         """Async version of `enqueue_many`."""
         content_type = self.options.job.content_type
         batches = await apart(content_type, self._many, calls)
         return await asend(self._storage(), batches, self.options.enqueue_on_commit, content_type)
 
-    def enqueue_and_wait(self, /, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
+    @overload
+    def enqueue_and_wait(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    @overload
+    def enqueue_and_wait(self, /, *args: Any, wait: float | timedelta, **kwargs: Any) -> R_co: ...
+    def enqueue_and_wait(self, /, *args: Any, wait: Any = UNSET, **kwargs: Any) -> Any:
         """Enqueue one job, wait for it, and return its result: see `djqueue.client.results`.
 
         Args:
@@ -222,47 +253,71 @@ class JobType(Generic[P, R]):
                 parameter `wait`, pass the time to wait to `using(wait=...)` instead; then this argument
                 goes to the function.
         """
-        wait, _ = self._waiting(wait, UNSET, kwargs)
+        limit, _ = self._waiting(wait, UNSET, kwargs)
         on_commit = self.options.enqueue_on_commit
-        return results.enqueue_and_wait(self._storage(), self._one(args, kwargs), wait, on_commit)
+        return results.enqueue_and_wait(self._storage(), self._one(args, kwargs), limit, on_commit)
 
-    async def aenqueue_and_wait(self, /, *args: Any, wait: float | timedelta = UNSET, **kwargs: Any) -> Any:
+    @overload
+    async def aenqueue_and_wait(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+    @overload
+    async def aenqueue_and_wait(self, /, *args: Any, wait: float | timedelta, **kwargs: Any) -> R_co: ...
+    async def aenqueue_and_wait(self, /, *args: Any, wait: Any = UNSET, **kwargs: Any) -> Any:
         """Async version of `enqueue_and_wait`."""
-        wait, _ = self._waiting(wait, UNSET, kwargs)
+        limit, _ = self._waiting(wait, UNSET, kwargs)
         on_commit = self.options.enqueue_on_commit
         batch = await apart(self.options.job.content_type, self._one, args, kwargs)
-        return await results.aenqueue_and_wait(self._storage(), batch, wait, on_commit)
+        return await results.aenqueue_and_wait(self._storage(), batch, limit, on_commit)
 
     def enqueue_and_stream(
-        self, /, *args: Any, wait: Wait = UNSET, on_restart: str = UNSET, **kwargs: Any
-    ) -> Generator[Any, None, Any]:
+        self: "JobType[P, R, Iterable[T] | AsyncIterable[T]]",
+        /,
+        *args: Any,
+        wait: Wait | Unset = UNSET,
+        on_restart: OnRestart | Unset = UNSET,
+        **kwargs: Any,
+    ) -> Generator[T, None, R]:
         """Enqueue one job, a generator, and yield its items as they come: see `djqueue.client.streaming`.
 
         The job is enqueued when the first item is requested. `wait` and `on_restart` are distinguished from
         parameters of the function as in `enqueue_and_wait`.
         """
-        wait, on_restart = self._waiting(wait, on_restart, kwargs)
-        streaming = Streaming(self._storage(), wait, on_restart, self.options.enqueue_on_commit)
-        return streaming.enqueue(self._one(args, kwargs))
+        limit, restart = self._waiting(wait, on_restart, kwargs)
+        streaming = Streaming(self._storage(), limit, restart)
+        return streaming.enqueue(self._one(args, kwargs), self.options.enqueue_on_commit)
 
     def aenqueue_and_stream(
-        self, /, *args: Any, wait: Wait = UNSET, on_restart: str = UNSET, **kwargs: Any
-    ) -> AsyncIterator[Any]:
+        self: "JobType[P, R, Iterable[T] | AsyncIterable[T]]",
+        /,
+        *args: Any,
+        wait: Wait | Unset = UNSET,
+        on_restart: OnRestart | Unset = UNSET,
+        **kwargs: Any,
+    ) -> AsyncIterator[T]:
         """Async version of `enqueue_and_stream`: `async for item in job.aenqueue_and_stream(…)`."""
-        wait, on_restart = self._waiting(wait, on_restart, kwargs)
-        streaming = Streaming(self._storage(), wait, on_restart, self.options.enqueue_on_commit)
-        return streaming.aenqueue(self._one(args, kwargs))
+        limit, restart = self._waiting(wait, on_restart, kwargs)
+        options, streaming = self.options, Streaming(self._storage(), limit, restart)
+        return streaming.aenqueue(
+            options.job.content_type, lambda: (self._one(args, kwargs), options.enqueue_on_commit)
+        )
 
     def stream(
-        self, result: EnqueueResult, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
-    ) -> Generator[Any, None, Any]:
+        self: "JobType[P, R, Iterable[T] | AsyncIterable[T]]",
+        result: EnqueueResult,
+        *,
+        wait: Wait = DEFAULT_WAIT,
+        on_restart: OnRestart = "raise",
+    ) -> Generator[T, None, R]:
         """Yield the items of an enqueued job, from its first, as `enqueue_and_stream` does."""
         result = enqueued(result)
         return Streaming(storage_of(result), wait, on_restart).of(result.queue, result.id)
 
     def astream(
-        self, result: EnqueueResult, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
-    ) -> AsyncIterator[Any]:
+        self: "JobType[P, R, Iterable[T] | AsyncIterable[T]]",
+        result: EnqueueResult,
+        *,
+        wait: Wait = DEFAULT_WAIT,
+        on_restart: OnRestart = "raise",
+    ) -> AsyncIterator[T]:
         """Async version of `stream`."""
         result = enqueued(result)
         return Streaming(storage_of(result), wait, on_restart).aof(result.queue, result.id)
@@ -274,7 +329,12 @@ class JobType(Generic[P, R]):
         return Node(self.options, self.name, _value(args, kwargs), self._id)
 
     def schedule(
-        self, name: str, *, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **when: Any
+        self,
+        name: str,
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        **when: Unpack[ScheduleKeywords],
     ) -> None:
         """Declare a schedule that enqueues the job with these arguments.
 
@@ -325,6 +385,12 @@ class JobType(Generic[P, R]):
 
     def _waiting(self, wait: Any, on_restart: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Separate the caller's `wait` and `on_restart` from the function's, which are put into kwargs."""
+        if "timeout" in kwargs and self.arguments is not None and not self.arguments.takes("timeout"):
+            raise ArgumentsError(
+                f"{self.name}{self.arguments.signature}: got an unexpected keyword argument 'timeout'. To "
+                f"limit how long the caller waits, pass wait={kwargs['timeout']!r}; to limit how long the "
+                f"job runs, use {self.__name__}.using(timeout={kwargs['timeout']!r})."
+            )
         options = []
         for name, value in (("wait", wait), ("on_restart", on_restart)):
             option = self._calling.get(name, CALLING[name])
@@ -356,16 +422,37 @@ registry = cast("Registry[JobType[..., Any]]", declarations.registry)
 """The job types of this process: `@job` has made every one of them."""
 
 
+class JobDecorator(Protocol):
+    """The type of `job(...)` with options: the function that makes a job type of a function."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> JobType[P, R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, Generator[T, Any, R]], /
+    ) -> JobType[P, R, Generator[T, Any, R]]: ...
+    @overload
+    def __call__(self, function: Callable[P, IteratorT], /) -> JobType[P, Any, IteratorT]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> JobType[P, R]: ...
+
+
 @overload
-def job(function: Callable[P, Awaitable[R]], /) -> JobType[P, Awaitable[R]]: ...
+def job(function: Callable[P, Coroutine[Any, Any, R]], /) -> JobType[P, R, Coroutine[Any, Any, R]]: ...
+@overload
+def job(function: Callable[P, Generator[T, Any, R]], /) -> JobType[P, R, Generator[T, Any, R]]: ...
+@overload
+def job(function: Callable[P, IteratorT], /) -> JobType[P, Any, IteratorT]: ...
 @overload
 def job(function: Callable[P, R], /) -> JobType[P, R]: ...
 @overload
 def job(
-    *, batch: int | Mapping[str, Any], name: str | None = None, **options: Any
+    *, batch: int | Mapping[str, Any], **options: Unpack[JobKeywords]
 ) -> Callable[[Callable[..., Any]], JobType[..., Any]]: ...
 @overload
-def job(*, name: str | None = None, **options: Any) -> Callable[[Callable[P, R]], JobType[P, R]]: ...
+def job(**options: Unpack[JobKeywords]) -> JobDecorator: ...
 def job(
     function: Any = None, /, *, name: str | None = None, redact: Redact | None = None, **options: Any
 ) -> Any:

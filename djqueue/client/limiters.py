@@ -1,27 +1,29 @@
 """`Limiter`: limits that several queues share."""
 
+from datetime import timedelta
 from typing import Any
 
 from djqueue.conf import get_settings, parse_rate
 from djqueue.core.errors import OptionError
 from djqueue.core.options import MAX_INTEGER, check_text
 from djqueue.core.overview import LimiterState
+from djqueue.core.policies import UNSET, Unset
 from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 
 from .steps import asynchronous
 from .storages import get_storage
 
-UNCHANGED: Any = object()
-"""An argument that was not given, whose value stays as it is."""
+RateValue = str | tuple[int, float | timedelta]
+"""A rate as users write it: `"100/s"`, or (count, seconds)."""
 
 
 def read_limits(call: str, rate: Any, concurrency: Any) -> dict[str, Any]:
     """Return the limits that were given, checked. Raises OptionError, ConfigurationError."""
     limits: dict[str, Any] = {}
-    if rate is not UNCHANGED:
+    if rate is not UNSET:
         limits["rate"] = None if rate is None else parse_rate(rate)
-    if concurrency is not UNCHANGED:
+    if concurrency is not UNSET:
         limits["concurrency"] = check_count("concurrency", concurrency)
     if not limits:
         raise OptionError(f"{call}: expected rate, concurrency or both; None removes a limit")
@@ -56,7 +58,7 @@ class Limiter:
         """The storage of its queues."""
         return self._storage if self._storage is not None else get_storage()
 
-    def set(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
+    def set(self, *, rate: RateValue | Unset | None = UNSET, concurrency: int | Unset | None = UNSET) -> None:
         """Limit the starts (`"100/s"`, or (count, seconds)) and the active jobs of all its queues together.
 
         None removes a limit; a limit that is not given is unchanged. Changes apply to all processes at once,

@@ -11,8 +11,9 @@ from collections.abc import (
     Sequence,
 )
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice, zip_longest
-from typing import TYPE_CHECKING, Any, Never, TypeVar
+from typing import TYPE_CHECKING, Any, Never, TypeVar, Unpack
 
 from djqueue.conf import Settings, get_settings, parse_rate
 from djqueue.core.clock import SYSTEM_CLOCK
@@ -20,7 +21,7 @@ from djqueue.core.errors import OptionError, SerializationError
 from djqueue.core.job import Batch, CancelResult, DeadLetterRecord, EnqueueResult, Event
 from djqueue.core.messages import shown
 from djqueue.core.options import PARSERS, EnqueueOptions, check_text, merge_given
-from djqueue.core.policies import Hold, KeyLimit, KeyLimitChanges
+from djqueue.core.policies import UNSET, Hold, KeyLimit, KeyLimitChanges, Unset
 from djqueue.core.states import PENDING, State
 from djqueue.core.suggest import explain_queue_attribute, nearest, nearest_event
 from djqueue.core.units import instant, milliseconds
@@ -44,12 +45,13 @@ from .deadletters import (
 from .declarations import registry
 from .flows import Node
 from .info import JobInfo, JobStatus, outcome
-from .limiters import UNCHANGED, check_count, read_limits
+from .keywords import QueueKeywords
+from .limiters import RateValue, check_count, read_limits
 from .results import DEFAULT_WAIT
 from .sending import asend, asend_one, checked_first, chunks, send, send_one
 from .steps import apart, asynchronous
 from .storages import get_storage
-from .streaming import Streaming, Wait
+from .streaming import OnRestart, Streaming, Wait
 from .transactions import When, of_storage
 
 T = TypeVar("T")
@@ -74,13 +76,14 @@ EVENTS = (
 """The events of `Queue.on`."""
 CLOCK_MARGIN = 86_400_000
 """A day, in milliseconds: a margin for a storage whose clock is ahead of this one."""
-MISSING: Any = object()
 
 
 class Queue:
     """A queue of a storage (by default the configured one), with default options for its jobs."""
 
-    def __init__(self, name: str, *, storage: Storage | None = None, **defaults: Any) -> None:
+    def __init__(
+        self, name: str, *, storage: Storage | None = None, **defaults: Unpack[QueueKeywords]
+    ) -> None:
         self.name = check_text("queue", name)
         self._storage = storage
         self._defaults = defaults
@@ -108,7 +111,7 @@ class Queue:
         *more: Never,
         id: str | None = None,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[QueueKeywords],
     ) -> EnqueueResult:
         """Enqueue one job. A duplicate is reported in the result; it is not an error.
 
@@ -127,7 +130,7 @@ class Queue:
         *more: Never,
         id: str | None = None,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[QueueKeywords],
     ) -> EnqueueResult:
         """Async version of `enqueue`."""
         batch, on_commit = await self._apart(options, self._single, payload, id, name, options, more)
@@ -139,7 +142,7 @@ class Queue:
         *,
         ids: Iterable[str] | None = None,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[QueueKeywords],
     ) -> list[EnqueueResult]:
         """Enqueue one job per payload, in order, all with the same options.
 
@@ -159,7 +162,7 @@ class Queue:
         *,
         ids: Iterable[str] | None = None,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[QueueKeywords],
     ) -> list[EnqueueResult]:
         """Async version of `enqueue_many`."""
         batches, on_commit = await self._apart(options, self._many, payloads, ids, name, options)
@@ -172,7 +175,7 @@ class Queue:
         wait: float | timedelta = DEFAULT_WAIT,
         id: str | None = None,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[QueueKeywords],
     ) -> Any:
         """Enqueue one job, wait for it, and return its result: see `djqueue.client.results`."""
         batch, on_commit = self._single(payload, id, name, options, more)
@@ -185,7 +188,7 @@ class Queue:
         wait: float | timedelta = DEFAULT_WAIT,
         id: str | None = None,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[QueueKeywords],
     ) -> Any:
         """Async version of `enqueue_and_wait`."""
         batch, on_commit = await self._apart(options, self._single, payload, id, name, options, more)
@@ -196,44 +199,52 @@ class Queue:
         payload: Any = None,
         *,
         wait: Wait = DEFAULT_WAIT,
-        on_restart: str = "raise",
+        on_restart: OnRestart = "raise",
         id: str | None = None,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[QueueKeywords],
     ) -> Generator[Any, None, Any]:
         """Enqueue one job, and yield its items as they come: see `djqueue.client.streaming`.
 
         The job is enqueued when the first item is requested.
         """
-        batch, on_commit = self._single(payload, id, name, options)
-        return Streaming(self.storage, wait, on_restart, on_commit).enqueue(batch)
+        streaming = Streaming(self.storage, wait, on_restart)
+        return streaming.enqueue(*self._single(payload, id, name, options))
 
     def aenqueue_and_stream(
         self,
         payload: Any = None,
         *,
         wait: Wait = DEFAULT_WAIT,
-        on_restart: str = "raise",
+        on_restart: OnRestart = "raise",
         id: str | None = None,
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[QueueKeywords],
     ) -> AsyncIterator[Any]:
         """Async version of `enqueue_and_stream`: `async for item in queue.aenqueue_and_stream(…)`."""
-        batch, on_commit = self._single(payload, id, name, options)
-        return Streaming(self.storage, wait, on_restart, on_commit).aenqueue(batch)
+        streaming = Streaming(self.storage, wait, on_restart)
+        make = partial(self._single, payload, id, name, options)
+        return streaming.aenqueue(self._content_type(options), make)
 
     def stream(
-        self, id: str, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise"
+        self, id: str, *, wait: Wait = DEFAULT_WAIT, on_restart: OnRestart = "raise"
     ) -> Generator[Any, None, Any]:
         """Yield the items of a job, from its first, as `enqueue_and_stream` does; the job may have ended."""
         return Streaming(self.storage, wait, on_restart).of(self.name, check_id(id))
 
-    def astream(self, id: str, *, wait: Wait = DEFAULT_WAIT, on_restart: str = "raise") -> AsyncIterator[Any]:
+    def astream(
+        self, id: str, *, wait: Wait = DEFAULT_WAIT, on_restart: OnRestart = "raise"
+    ) -> AsyncIterator[Any]:
         """Async version of `stream`."""
         return Streaming(self.storage, wait, on_restart).aof(self.name, check_id(id))
 
     def node(
-        self, payload: Any = None, *, id: str | None = None, name: str | None = None, **options: Any
+        self,
+        payload: Any = None,
+        *,
+        id: str | None = None,
+        name: str | None = None,
+        **options: Unpack[QueueKeywords],
     ) -> Node:
         """Return a node of a flow, with the arguments of `enqueue`: see `djqueue.flow`."""
         batch_options = self._options(options)
@@ -318,7 +329,7 @@ class Queue:
 
     amove = asynchronous(move)
 
-    def update(self, id: str, *, payload: Any = UNCHANGED, priority: int | None = None) -> bool:
+    def update(self, id: str, *, payload: Any = UNSET, priority: int | None = None) -> bool:
         """Replace the payload or the priority, or both, of a job that has not started.
 
         Returns False if the job is active, has ended or does not exist. A waiting job is put behind the jobs
@@ -327,7 +338,7 @@ class Queue:
         Raises OptionError, SerializationError.
         """
         new_priority = self._checked_priority(payload, priority)
-        if payload is UNCHANGED:
+        if payload is UNSET:
             return self.storage.jobs.update(self.name, [check_id(id)], new_priority)[0]
         # The payload keeps its content type, which the worker expects.
         record = self.storage.reads.jobs(self.name, [check_id(id)])[0]
@@ -460,8 +471,9 @@ class Queue:
 
     ais_paused = asynchronous(is_paused)
 
-    def hold(self, name: str, *, until: datetime | None = None, reason: str = "") -> None:
-        """Hold the jobs of one name: none of them starts until `release`, and active jobs continue.
+    def hold(self, name: str, *, until: datetime | None = None, reason: str = "") -> Hold:
+        """Hold the jobs of one name, and return the hold: none of them starts until `release`, and active
+        jobs continue.
 
         Jobs of other names go on. Another hold on the name replaces the first one.
 
@@ -472,11 +484,13 @@ class Queue:
 
         Raises OptionError.
         """
-        at = None if until is None else instant("until", until)
-        if at is not None and at <= SYSTEM_CLOCK.now():
+        now, at = SYSTEM_CLOCK.now(), None if until is None else instant("until", until)
+        if at is not None and at <= now:
             raise OptionError(f"until: must be in the future; got {shown(until)}")
         text = "" if reason == "" else check_text("reason", reason)
-        self.storage.queues.hold(self.name, check_name(self.name, name), at, text)
+        hold = Hold(check_name(self.name, name), now, at, text)
+        self.storage.queues.hold(self.name, hold.name, at, text)
+        return hold
 
     ahold = asynchronous(hold)
 
@@ -492,7 +506,9 @@ class Queue:
 
     aholds = asynchronous(holds)
 
-    def set_limits(self, *, rate: Any = UNCHANGED, concurrency: Any = UNCHANGED) -> None:
+    def set_limits(
+        self, *, rate: RateValue | Unset | None = UNSET, concurrency: int | Unset | None = UNSET
+    ) -> None:
         """Set the queue's limits for all workers, immediately; None removes a limit.
 
         Args:
@@ -509,10 +525,10 @@ class Queue:
     def set_key_limit(
         self,
         key: str | None,
-        concurrency: Any = UNCHANGED,
+        concurrency: int | Unset | None = UNSET,
         *,
-        rate: Any = UNCHANGED,
-        weight: Any = UNCHANGED,
+        rate: RateValue | Unset | None = UNSET,
+        weight: int | Unset | None = UNSET,
     ) -> None:
         """Set the limits of a concurrency key, or the default for keys without their own limit (key None).
 
@@ -528,13 +544,13 @@ class Queue:
         if key is not None:
             check_text("key", key)
         limits: KeyLimitChanges = {}
-        if concurrency is not UNCHANGED:
+        if concurrency is not UNSET:
             limits["concurrency"] = check_count("concurrency", concurrency)
-        if rate is not UNCHANGED:
+        if rate is not UNSET:
             limits["rate"] = None if rate is None else parse_rate(rate)
             if limits["rate"] is not None:
                 check_count("rate", limits["rate"].capacity)
-        if weight is not UNCHANGED:
+        if weight is not UNSET:
             if key is None:
                 raise OptionError(
                     "weight: requires a key; the default for keys without their own limit has no weight"
@@ -731,7 +747,7 @@ class Queue:
     def _checked_priority(payload: Any, priority: int | None) -> int | None:
         if priority is not None:
             return int(PARSERS["priority"]("priority", priority))
-        if payload is UNCHANGED:
+        if payload is UNSET:
             raise OptionError("update: expected payload, priority or both")
         return None
 
@@ -749,10 +765,10 @@ class Queue:
 def _paired(payloads: Iterable[Any], ids: Iterable[str]) -> Iterator[tuple[Any, str]]:
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
         raise OptionError(f"ids: expected a list with one id per payload, got {shown(ids)}")
-    for payload, job_id in zip_longest(payloads, ids, fillvalue=MISSING):
-        if payload is MISSING or job_id is MISSING:
+    for payload, job_id in zip_longest(payloads, ids, fillvalue=UNSET):
+        if payload is UNSET or job_id is UNSET:
             raise OptionError(
-                f"ids: expected one id per payload, got {'fewer' if job_id is MISSING else 'more'} ids than "
+                f"ids: expected one id per payload, got {'fewer' if job_id is UNSET else 'more'} ids than "
                 "payloads"
             )
         yield payload, job_id

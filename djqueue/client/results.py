@@ -166,8 +166,7 @@ def _watch(
             outage, pause = error, RETRY_INTERVAL
         else:
             if has_ended(record):
-                content_type = MSGPACK if record is None else record.options.content_type
-                return (yield Step(outcome, partial(apart, content_type, outcome), (record, result.id)))
+                return (yield read_outcome(record, result.id))
         if not _left(deadline):
             raise (yield from timed_out(storage, result.queue, result.id, wait, outage)) from outage
         yield _wait(signal, pause, deadline)
@@ -204,6 +203,12 @@ def _on_ending(done: Callable[[], None]) -> Callable[[Event], None]:
             done()
 
     return handler
+
+
+def read_outcome(record: JobRecord | None, job_id: str) -> Step:
+    """Return the step that returns the result of an ended job, or raises the error of its other outcomes."""
+    content_type = MSGPACK if record is None else record.options.content_type
+    return Step(outcome, partial(apart, content_type, outcome), (record, job_id))
 
 
 def has_ended(record: JobRecord | None) -> bool:

@@ -1,18 +1,26 @@
-"""The storage that the settings name: one for a process."""
+"""The storage that the settings name: one for a process.
+
+In tests it is one in memory, so that no test reaches the queues of a running project: as Django does with
+mail. `DJQUEUE["TEST"]` keeps the real one, whose keys get a prefix.
+"""
 
 import atexit
 import inspect
 import os
+import secrets
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
+from django.apps import apps
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from djqueue.conf import Settings, get_settings
-from djqueue.core.errors import ConfigurationError
+from djqueue.conf import Settings, get_settings, has_django, is_pytest, is_testing, uses_memory_in_tests
+from djqueue.core.errors import ConfigurationError, DjqueueError
 from djqueue.core.messages import shown_name
 from djqueue.storage.base import Storage
 from djqueue.storage.snapshots import Record, ScheduleRows
@@ -21,20 +29,27 @@ from .announcing import announce_incidents
 
 IMMEDIATE = "djqueue.runtime.immediate.ImmediateStorage"
 """Storage of the setting IMMEDIATE."""
+MEMORY = "djqueue.storage.memory.MemoryStorage"
+"""Storage of tests."""
+IN_TESTS, REAL_IN_TESTS = "in tests", "real, in tests"
 
 _lock = Lock()
 _storage: Storage | None = None
+_made_for: object = None
+"""The result of `_purpose` for which the storage was made."""
 _make: Callable[[], Storage] | None = None
+_test_prefix = ""
+"""Prefix of the keys of a real storage in the tests of this process."""
+_of_tests: dict[str, Storage] = {}
+"""Real storages that the tests of this process have used, by description."""
 
 
 def get_storage() -> Storage:
     """Return the configured storage, made on first use and shared by all threads."""
-    global _storage
-    if _storage is None:
-        with _lock:
-            if _storage is None:
-                _storage = _make() if _make is not None else make_storage(get_settings())
-    return _storage
+    storage = _storage
+    if storage is None or _made_for is not None or is_testing():
+        return _storage_for(_purpose())
+    return storage
 
 
 def use_storage(make: Callable[[], Storage]) -> None:
@@ -44,15 +59,102 @@ def use_storage(make: Callable[[], Storage]) -> None:
     _make = make
 
 
-def make_storage(settings: Settings) -> Storage:
-    """Return a storage as the settings describe it. Raises ConfigurationError naming what is wrong."""
-    path = IMMEDIATE if settings.immediate else settings.backend
+def _purpose() -> object:
+    """Return what the storage is for, compared by identity: None outside tests.
+
+    In Django's test cases it is the list of the current test's mail, which is replaced before each test. So
+    each test has an empty storage, and keeps it until the next one begins. The plugin for pytest calls
+    `forget_test_jobs` instead: there, a fixture may replace that list after others have used the storage.
+    """
+    if _make is not None or not is_testing():
+        return None
+    if not uses_memory_in_tests():
+        return REAL_IN_TESTS
+    if is_pytest():
+        return IN_TESTS
+    return getattr(sys.modules.get("django.core.mail"), "outbox", IN_TESTS)
+
+
+def _storage_for(purpose: object) -> Storage:
+    """Return the storage, which is made anew if the last one was for another purpose."""
+    global _storage, _made_for
+    last = None
+    with _lock:
+        if _made_for is not purpose:
+            last, _storage = _storage, None
+        storage = _storage
+        if storage is None:
+            storage = _storage = _make() if _make is not None else _configured(purpose)
+            _made_for = purpose
+    if last is not None:
+        last.close()
+    return storage
+
+
+def _configured(purpose: object) -> Storage:
+    settings = get_settings()
+    if settings.backend != MEMORY and not settings.immediate:
+        _check_installed()
+    if purpose is None:
+        return make_storage(settings)
+    if purpose is REAL_IN_TESTS:
+        return _real_in_tests(settings)
+    if not settings.immediate and not issubclass(_backend(settings.backend), _backend(MEMORY)):
+        settings = replace(settings, backend=MEMORY, storage_options={})
+    return make_storage(settings)
+
+
+def _check_installed() -> None:
+    """Raise ConfigurationError if the project does not have the app, whose tables the storages use."""
+    if has_django() and apps.ready and not apps.is_installed("djqueue"):
+        raise ConfigurationError(
+            "'djqueue' is not in INSTALLED_APPS: add it, and run `manage.py migrate`, before jobs are used"
+        )
+
+
+def _real_in_tests(settings: Settings) -> Storage:
+    """Return the storage that the settings name, apart from all other processes unless they name a prefix."""
+    global _test_prefix
+    prefix = settings.test.prefix
+    if prefix is None:
+        prefix = _test_prefix = _test_prefix or f"test-{secrets.token_hex(4)}:"
+    if not prefix or settings.immediate:
+        return make_storage(settings)
+    options = _backend(settings.backend).options_in_tests(settings.storage_options, prefix)
+    storage = make_storage(replace(settings, storage_options=options))
+    if type(storage).discard is Storage.discard:
+        return storage
+    if not _of_tests:
+        from multiprocessing.util import Finalize
+
+        # Unlike a function of `atexit`, it is also called in the processes of parallel tests.
+        Finalize(None, _discard, exitpriority=0)
+    _of_tests[storage.describe()] = storage
+    return storage
+
+
+def _discard() -> None:
+    """Delete what the tests of this process have left in real storages."""
+    while _of_tests:
+        _, storage = _of_tests.popitem()
+        with suppress(DjqueueError):
+            storage.discard()
+            storage.close()
+
+
+def _backend(path: str) -> type[Storage]:
     try:
         backend = import_string(path)
     except ImportError as error:
         raise ConfigurationError(f"STORAGE: BACKEND {path!r}: {error}") from error
     if not (isinstance(backend, type) and issubclass(backend, Storage)):
         raise ConfigurationError(f"STORAGE: BACKEND {path!r} is not a Storage")
+    return backend
+
+
+def make_storage(settings: Settings) -> Storage:
+    """Return a storage as the settings describe it. Raises ConfigurationError naming what is wrong."""
+    backend = _backend(IMMEDIATE if settings.immediate else settings.backend)
     options: dict[str, Any] = {} if settings.immediate else dict(settings.storage_options)
     known = inspect.signature(backend).parameters
     if "policies" in known:
@@ -66,11 +168,17 @@ def make_storage(settings: Settings) -> Storage:
             raise ConfigurationError(
                 f"STORAGE: OPTIONS: {backend.__name__} has no option {shown_name(name.upper())}"
             )
-    storage: Storage = backend(**options)
+    storage = backend(**options)
     storage.on_incidents = announce_incidents
     if storage.capabilities.database is None:
         storage.snapshots.schedules = ProjectSchedules()
     return storage
+
+
+def forget_test_jobs() -> None:
+    """Let the next test begin with an empty storage, if tests have one in memory."""
+    if _made_for is not None and _made_for is not REAL_IN_TESTS:
+        close_storage()
 
 
 def close_storage() -> None:
@@ -98,9 +206,10 @@ def _on_setting_changed(*, setting: str, **_: object) -> None:
 
 
 def _after_fork() -> None:
-    global _lock, _storage
+    global _lock, _storage, _test_prefix
     # The parent's sockets and threads are not this process's to use, or to close.
-    _lock, _storage = Lock(), None
+    _lock, _storage, _test_prefix = Lock(), None, ""
+    _of_tests.clear()
 
 
 class ProjectSchedules(ScheduleRows):

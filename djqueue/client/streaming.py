@@ -1,12 +1,13 @@
 """Stream the items of a generator's job: subscribe first, then read, and read on at each event."""
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from contextlib import aclosing
 from datetime import timedelta
 from threading import Event as ThreadEvent
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from djqueue.codecs import decode
+from djqueue.codecs import PLAIN, decode
 from djqueue.conf import get_settings
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import JobNotFoundError, OptionError, StorageUnavailableError, StreamRestartedError
@@ -16,15 +17,17 @@ from djqueue.core.units import milliseconds
 from djqueue.storage.base import Storage
 
 from .envelope import with_ids
-from .info import outcome
-from .results import CHECK_EVERY, ENDINGS, RETRY_INTERVAL, has_ended, timed_out
+from .results import CHECK_EVERY, ENDINGS, RETRY_INTERVAL, has_ended, read_outcome, timed_out
 from .sending import aenqueue, enqueue
-from .steps import LoopSignal, Signal, Step, Steps, in_thread
+from .steps import LoopSignal, Signal, Step, Steps, apart, in_thread
 from .transactions import When, acheck_waiting, check_waiting, refuse_uncommitted
 
-ON_RESTART = ("raise", "continue")
+OnRestart = Literal["raise", "continue"]
+ON_RESTART: tuple[str, ...] = get_args(OnRestart)
 WAKING_EVENTS = ENDINGS | {"item", "started"}
 """Events after which items may be available."""
+NO_MORE = object()
+"""Stands for the end of the items of a page."""
 
 Wait = float | timedelta | None
 
@@ -33,6 +36,7 @@ class Items(NamedTuple):
     """Values for the caller, between two steps of a stream."""
 
     values: Iterator[Any]
+    content_type: str
 
 
 StreamSteps = Generator[Step | Items, Any, Any]
@@ -50,14 +54,13 @@ class Streaming:
     `enqueue_and_wait`, and JobNotFoundError for items that have expired.
     """
 
-    def __init__(self, storage: Storage, wait: Wait, on_restart: str, on_commit: When = False) -> None:
+    def __init__(self, storage: Storage, wait: Wait, on_restart: str) -> None:
         if on_restart not in ON_RESTART:
             raise OptionError(f"on_restart: {on_restart!r} is not one of {', '.join(ON_RESTART)}")
         self._storage = storage
         self._limit = None if wait is None else milliseconds("wait", wait)
         self._wait = wait
         self._raises = on_restart == "raise"
-        self._on_commit = on_commit
 
     def of(self, queue: str, job_id: str) -> Generator[Any, None, Any]:
         """Yield a job's items, and return its result."""
@@ -67,19 +70,35 @@ class Streaming:
         """Async version of `of`."""
         return _arun(lambda signal: self._read(queue, job_id, self._find(queue, job_id), signal))
 
-    def enqueue(self, batch: Batch) -> Generator[Any, None, Any]:
+    def enqueue(self, batch: Batch, on_commit: When = False) -> Generator[Any, None, Any]:
         """Enqueue one job, and yield its items; those of the existing job if this is a duplicate."""
-        return _run(self._enqueueing(batch))
+        return _run(self._enqueueing(batch, on_commit))
 
-    def aenqueue(self, batch: Batch) -> AsyncIterator[Any]:
-        """Async version of `enqueue`."""
-        return _arun(self._enqueueing(batch))
+    def aenqueue(self, content_type: str, make: Callable[[], tuple[Batch, When]]) -> AsyncIterator[Any]:
+        """Async version of `enqueue`.
 
-    def _enqueueing(self, batch: Batch) -> Callable[[Signal], StreamSteps]:
+        Args:
+            content_type: That of the payload.
+            make: Returns the arguments of `enqueue`. If the codec is the project's, it is called apart, when
+                the first item is requested; otherwise now.
+        """
+        if content_type in PLAIN:
+            return _arun(self._enqueueing(*make()))
+        return self._aenqueue_apart(content_type, make)
+
+    async def _aenqueue_apart(
+        self, content_type: str, make: Callable[[], tuple[Batch, When]]
+    ) -> AsyncIterator[Any]:
+        batch, on_commit = await apart(content_type, make)
+        async with aclosing(_arun(self._enqueueing(batch, on_commit))) as values:
+            async for value in values:
+                yield value
+
+    def _enqueueing(self, batch: Batch, on_commit: When) -> Callable[[Signal], StreamSteps]:
         batch = with_ids(batch)
         assert batch.ids is not None
         queue, job_id = batch.queue, batch.ids[0]
-        return lambda signal: self._read(queue, job_id, self._enqueue(batch), signal)
+        return lambda signal: self._read(queue, job_id, self._enqueue(batch, on_commit), signal)
 
     def _find(self, queue: str, job_id: str) -> Steps[str]:
         storage = self._storage
@@ -88,9 +107,9 @@ class Streaming:
         refuse_uncommitted(queue, job_id, alias, can_leave=transactions.can_leave)
         return job_id
 
-    def _enqueue(self, batch: Batch) -> Steps[str]:
+    def _enqueue(self, batch: Batch, on_commit: When) -> Steps[str]:
         storage = self._storage
-        yield Step(check_waiting, acheck_waiting, (storage, batch, self._on_commit))
+        yield Step(check_waiting, acheck_waiting, (storage, batch, on_commit))
         [result] = yield Step(enqueue, aenqueue, (storage, batch))
         enqueued_id: str = result.id
         return enqueued_id
@@ -115,9 +134,10 @@ class Streaming:
                 except StorageUnavailableError as error:
                     outage = error
                 else:
-                    yield Items(position.take(page))
+                    if page is not None:
+                        yield Items(position.take(page), page.content_type)
                     if _is_last(page) and has_ended(record):
-                        return outcome(record, job_id)
+                        return (yield read_outcome(record, job_id))
                     if _has_more(page):
                         continue
                 if _is_over(deadline):
@@ -152,14 +172,14 @@ def _run(begin: Callable[[Signal], StreamSteps]) -> Generator[Any, None, Any]:
         steps.close()
 
 
-async def _arun(begin: Callable[[Signal], StreamSteps]) -> AsyncIterator[Any]:
+async def _arun(begin: Callable[[Signal], StreamSteps]) -> AsyncGenerator[Any, None]:
     """Run a stream on the running event loop."""
     steps = begin(LoopSignal())
     try:
         step = next(steps)
         while True:
             if isinstance(step, Items):
-                for value in step.values:
+                while (value := await apart(step.content_type, next, step.values, NO_MORE)) is not NO_MORE:
                     yield value
                 step = next(steps)
                 continue
@@ -182,13 +202,11 @@ class StreamPosition:
         self.mark = ItemMark(job_id)
         self._raises = raises
 
-    def take(self, page: ItemPage | None) -> Iterator[Any]:
+    def take(self, page: ItemPage) -> Iterator[Any]:
         """Yield the values of a page that was read after the mark, and move the mark.
 
         Raises StreamRestartedError, and JobNotFoundError if items have expired.
         """
-        if page is None:
-            return
         restarted = page.run != self.mark.run if page.run else page.state is State.COMPLETED
         if restarted:
             returned, self.mark = self.mark.start, ItemMark(self.mark.id, page.run)

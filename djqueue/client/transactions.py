@@ -15,7 +15,7 @@ from typing import Any
 
 from asgiref.sync import sync_to_async
 
-from djqueue.conf import has_django
+from djqueue.conf import has_django, is_testing, uses_memory_in_tests
 from djqueue.core.errors import JobNotFoundError, OptionError, WaitInTransactionError
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.suggest import nearest
@@ -23,6 +23,12 @@ from djqueue.storage.base import Storage
 from djqueue.storage.capabilities import TransactionalEnqueue
 
 from .envelope import with_ids
+
+HELPERS = (
+    "To run jobs when they are enqueued, use the fixture djqueue_immediate, or JobTestMixin from "
+    "djqueue.testing.cases with immediate_jobs = True"
+)
+"""The end of errors about waits in tests."""
 
 When = bool | str
 """The option `enqueue_on_commit`: False; True for the storage's database, or `default`; or an alias."""
@@ -62,7 +68,11 @@ async def aopen_alias(storage: Storage, when: When) -> str | None:
 
 
 def check_waiting(storage: Storage, batch: Batch, when: When) -> None:
-    """Raise WaitInTransactionError if the job would start only after the caller's transaction commits."""
+    """Raise WaitInTransactionError if the job would start only after the caller's transaction commits.
+
+    Raises RuntimeError in a test of which no worker runs the job.
+    """
+    _check_worker(storage, batch)
     joins = storage.capabilities.transactions
     alias = joins.alias_for(_held_up(joins, batch)) or open_alias(storage, when)
     _refuse(batch, alias, when, can_leave=joins.can_leave)
@@ -70,9 +80,19 @@ def check_waiting(storage: Storage, batch: Batch, when: When) -> None:
 
 async def acheck_waiting(storage: Storage, batch: Batch, when: When) -> None:
     """Async version of `check_waiting`."""
+    _check_worker(storage, batch)
     joins = storage.capabilities.transactions
     alias = await joins.aalias_for(_held_up(joins, batch)) or await aopen_alias(storage, when)
     _refuse(batch, alias, when, can_leave=joins.can_leave)
+
+
+def _check_worker(storage: Storage, batch: Batch) -> None:
+    if storage.has_worker or not storage.capabilities.in_process or not uses_memory_in_tests():
+        return
+    raise RuntimeError(
+        f"cannot wait for a job of queue {batch.queue!r} in a test: no worker runs here. {HELPERS}, or drain "
+        "the queues between enqueue() and result.wait(0)."
+    )
 
 
 def _held_up(joins: TransactionalEnqueue, batch: Batch) -> Batch:
@@ -89,7 +109,7 @@ def _refuse(batch: Batch, alias: str | None, when: When, *, can_leave: bool) -> 
         raise WaitInTransactionError(
             f"cannot wait for a job of queue {batch.queue!r} inside a transaction of database {alias!r}: "
             "the job starts only after the transaction commits. Wait after the commit (in "
-            f"transaction.on_commit){remedy}"
+            f"transaction.on_commit){remedy}{f'. {HELPERS}' if is_testing() else ''}"
         )
 
 

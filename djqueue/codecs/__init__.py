@@ -1,7 +1,8 @@
 """Encode values to bytes and decode them, by content type.
 
 The default is MessagePack with extension types, which returns a value with exactly the same types, or
-refuses to encode it. All other codecs are those of kombu's registry; `kombu` is imported when one is used.
+refuses to encode it. All other codecs are those of kombu's registry; `kombu`, which the extra of this name
+installs, is imported when one is used.
 """
 
 import hashlib
@@ -41,7 +42,8 @@ def encode(value: Any, content_type: str, *, limit: int | None = None, what: str
         what: Name of the value in error messages.
 
     Raises:
-        SerializationError: A part of the value cannot be encoded; the message has its path.
+        SerializationError: A part of the value cannot be encoded; the message has its path. Or the content
+            type requires kombu, which is not installed.
         PayloadTooLargeError: The value has more bytes than `limit`.
     """
     return get_encoder(content_type, limit, what)(value)

@@ -1,8 +1,9 @@
 """The default codec: MessagePack with extension types. A value is encoded without loss, or refused.
 
-None, bool, int (64 bits), float, str, bytes, list and dict are native MessagePack types. Every other type
-has a code. A tuple is a list whose first item marks it as a tuple, so that only native types nest. Dict
-keys may have any hashable type.
+None, bool, int (64 bits), float, str, bytes, list and dict are native MessagePack types. Members of choices
+and texts that Django marks as safe are encoded as the str or int that they are. Every other type has a code.
+A tuple is a list whose first item marks it as a tuple, so that only native types nest. Dict keys may have any
+hashable type.
 
 Python salts the hashes of str and bytes only. Other keys can be chosen so that all of them have one hash, and
 a dict then compares each of them with all earlier ones. So a value of more than a few bytes is refused if a
@@ -24,7 +25,7 @@ from msgpack import ExtType, Packer, Timestamp
 
 from djqueue.core.errors import SerializationError
 
-from .refusals import keys_trouble, refusal, too_large
+from .refusals import content_of, keys_trouble, refusal, too_large
 
 # Codes of the extension types. They are stored, so the meaning of a code never changes.
 TUPLE = 1
@@ -228,9 +229,12 @@ def _check_parts(value: Any, what: str) -> None:
 
 def _extended(value: Any) -> Any:
     encode = _ENCODERS.get(type(value))
-    if encode is None:
+    if encode is not None:
+        return encode(value)
+    content = content_of(value)
+    if content is value:
         raise TypeError(f"{type(value).__name__} cannot be encoded")
-    return encode(value)
+    return content
 
 
 def _restored(code: int, data: bytes) -> Any:

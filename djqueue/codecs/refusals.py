@@ -59,6 +59,19 @@ def refusal(value: Any, what: str, cause: Exception | None = None) -> Serializat
     return SerializationError(f"{what}: cannot be encoded: {cause}")
 
 
+def content_of(part: Any) -> Any:
+    """Return the str or int that a value is besides its type; other values as they are.
+
+    Such are the members of TextChoices, IntegerChoices, StrEnum and IntEnum, and Django's SafeString.
+    """
+    if isinstance(part, enum.Enum) and isinstance(part, (str, int)):
+        return part.value if type(part.value) in (str, int) else part
+    kind = type(part)
+    if kind.__name__ == "SafeString" and kind.__module__ == "django.utils.safestring":
+        return "".join((part,))  # Its `str()` is safe, too.
+    return part
+
+
 def keys_trouble(keys: Collection[Any]) -> str | None:
     """Return the reason why a dict can't have these keys, if filling it could take far too long."""
     if len(keys) <= MAX_EQUAL_HASHES or SALTED.issuperset(map(type, keys)):
@@ -117,6 +130,7 @@ def _shown(path: list[str], step: str) -> str:
 
 
 def _trouble(part: Any) -> str | None:
+    part = content_of(part)
     kind = type(part)
     if kind is dict:
         return keys_trouble(part)
@@ -188,7 +202,7 @@ _REMEDIES = (
     ),
     (lambda part: is_dataclass(part) and not isinstance(part, type), "pass dataclasses.asdict(…)"),
     (_is_lazy_text, "pass str(…)"),
-    # The texts that Django marks as safe stay what they are under str().
+    # Subclasses may stay what they are under str().
     (lambda part: isinstance(part, str) and type(str(part)) is not str, "pass ''.join(…)"),
     (lambda part: isinstance(part, str), "pass str(…)"),
     (lambda part: isinstance(part, int), "pass int(…)"),

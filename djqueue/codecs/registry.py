@@ -3,15 +3,22 @@
 from collections.abc import Callable, Collection
 from typing import Any
 
-from kombu import serialization
-from kombu.exceptions import SerializerNotInstalled
-
 from djqueue.conf import get_settings
 from djqueue.core.errors import SerializationError
 from djqueue.core.logs import text_of, type_name
 from djqueue.core.messages import kind_of
 
 from .refusals import not_accepted, too_large
+
+try:
+    from kombu import serialization
+    from kombu.exceptions import SerializerNotInstalled
+except ModuleNotFoundError as error:
+    if error.name != "kombu":
+        raise
+    raise SerializationError(
+        'encodings other than the default, such as JSON, require kombu: run `pip install "djqueue[kombu]"`'
+    ) from None
 
 registry: Any = serialization.registry
 """kombu has no type hints."""

@@ -4,12 +4,18 @@ Django imports this module at start-up, so it imports the others when they are u
 """
 
 import os
+import sys
+from collections.abc import Mapping
+from datetime import tzinfo
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from django.apps import apps
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
+
+from djqueue.core.units import NaiveTimes
 
 if TYPE_CHECKING:
     from .readers import (
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
         HealthSettings,
         MonitoringSettings,
         Settings,
+        SettingsInTests,
     )
 
 __all__ = [
@@ -42,20 +49,24 @@ __all__ = [
     "HealthSettings",
     "MonitoringSettings",
     "Settings",
+    "SettingsInTests",
     "get_settings",
     "has_django",
+    "is_pytest",
+    "is_testing",
     "is_token",
     "is_wrong",
     "parse_rate",
     "problems",
     "read_settings",
     "unknown_limiters",
+    "uses_memory_in_tests",
 ]
 
 VALUES = frozenset(
     {
         *("AlertSettings", "BackupSettings", "DashboardSettings", "HealthSettings", "MonitoringSettings"),
-        "Settings",
+        *("Settings", "SettingsInTests"),
     }
 )
 """Names that are in `values`; the others are in `readers`."""
@@ -77,7 +88,33 @@ def get_settings() -> "Settings":
 
     if not has_django():
         return Settings()
-    return read_settings(getattr(django_settings, "DJQUEUE", {}))
+    given = getattr(django_settings, "DJQUEUE", {})
+    if isinstance(given, Mapping):
+        # A test that has its own settings does not have to repeat those about its storage.
+        kept = getattr(apps.app_configs.get("djqueue"), "test_settings", None)
+        given = given if kept is None else {"TEST": kept, **given}
+    return read_settings(given)
+
+
+def is_testing() -> bool:
+    """Return whether this process runs tests: in Django's test environment, or in pytest."""
+    # Django has no other mark of its own: some projects set `mail.outbox` and EMAIL_BACKEND without tests.
+    state = getattr(sys.modules.get("django.test.utils"), "_TestState", None)
+    if hasattr(state, "saved_data"):
+        return True
+    return is_pytest()
+
+
+def is_pytest() -> bool:
+    """Return whether this process is pytest, and no program that one of its tests has started."""
+    return "pytest" in sys.modules and "PYTEST_VERSION" in os.environ
+
+
+def uses_memory_in_tests() -> bool:
+    """Return whether this process runs tests whose jobs are in its memory, whatever STORAGE is."""
+    from .values import IN_MEMORY
+
+    return is_testing() and get_settings().test.storage == IN_MEMORY
 
 
 def has_django() -> bool:
@@ -85,9 +122,19 @@ def has_django() -> bool:
     return bool(django_settings.configured or "DJANGO_SETTINGS_MODULE" in os.environ)
 
 
+def _zone_of_naive_times() -> tzinfo | None:
+    """Return the time zone of datetimes without one. As in Django, USE_TZ forbids them."""
+    if not has_django() or django_settings.USE_TZ:
+        return None
+    from django.utils.timezone import get_default_timezone
+
+    return get_default_timezone()
+
+
 def _forget(*, setting: str, **_: object) -> None:
     if setting == "DJQUEUE":
         get_settings.cache_clear()
 
 
+NaiveTimes.zone = _zone_of_naive_times
 setting_changed.connect(_forget)

@@ -28,18 +28,21 @@ from djqueue.core.policies import (
     Rate,
     Retention,
 )
-from djqueue.core.suggest import nearest
+from djqueue.core.suggest import nearest, nearest_setting
 from djqueue.core.units import milliseconds, parse_size, positive_milliseconds
 
 from .values import (
     ALERT_RULES,
     DEFAULT_POLICY,
+    IN_MEMORY,
+    REAL,
     AlertSettings,
     BackupSettings,
     DashboardSettings,
     HealthSettings,
     MonitoringSettings,
     Settings,
+    SettingsInTests,
 )
 
 LISTS = (list, tuple, set, frozenset)
@@ -82,7 +85,7 @@ def problems(given: Mapping[str, Any]) -> list[str]:
     for key, value in given.items():
         reader = READERS.get(key)
         if reader is None:
-            wrong.append(f"DJQUEUE[{shown_name(key)}] is not a setting{nearest(str(key), READERS)}")
+            wrong.append(f"DJQUEUE[{shown_name(key)}] is not a setting{nearest_setting(str(key), READERS)}")
             continue
         try:
             reader(key, value)
@@ -254,6 +257,19 @@ def _alerts(key: str, value: Any) -> dict[str, Any]:
     if "AFTER" in given:
         fields["after"] = milliseconds("AFTER", given["AFTER"])
     return {key.lower(): AlertSettings(**fields)}
+
+
+def _test(key: str, value: Any) -> dict[str, Any]:
+    given = _mapping(value, {"STORAGE", "PREFIX"})
+    fields: dict[str, Any] = {}
+    if "STORAGE" in given:
+        fields["storage"] = _one_of(given["STORAGE"], (IN_MEMORY, REAL), "STORAGE")
+    prefix = given.get("PREFIX")
+    if prefix is not None:
+        if not isinstance(prefix, str) or set(prefix) & set("{}"):
+            raise ConfigurationError(f"PREFIX must be a text without braces; got {prefix!r}")
+        fields["prefix"] = prefix
+    return {key.lower(): SettingsInTests(**fields)}
 
 
 def _is_webhook(text: str) -> bool:
@@ -568,4 +584,5 @@ READERS = {
     "BACKUP": _backup,
     "MONITORING": _monitoring,
     "ALERTS": _alerts,
+    "TEST": _test,
 }

@@ -13,6 +13,8 @@ from djqueue.core.policies import LimiterPolicy, QueuePolicy
 ALERT_RULES = ("new_error", "late", "no_worker", "missed_schedule", "lost_worker")
 """Kinds of problems that can be announced."""
 DEFAULT_POLICY = QueuePolicy()
+IN_MEMORY, REAL = "memory", "real"
+"""Storages of the project's tests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +104,16 @@ class AlertSettings:
     """Milliseconds for which a problem must last before it is announced."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SettingsInTests:
+    """The values of `settings.DJQUEUE["TEST"]`."""
+
+    storage: str = IN_MEMORY
+    """Storage of the project's tests: `memory`, or `real` for the one that STORAGE names."""
+    prefix: str | None = None
+    """Prefix of a real storage's keys, after its own; None for one of each test process."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Settings:
     """The values of `settings.DJQUEUE`, converted."""
@@ -166,6 +178,7 @@ class Settings:
     backup: BackupSettings = field(default_factory=BackupSettings)
     monitoring: MonitoringSettings = field(default_factory=MonitoringSettings)
     alerts: AlertSettings = field(default_factory=AlertSettings)
+    test: SettingsInTests = field(default_factory=SettingsInTests)
 
     def policy(self, queue: str) -> QueuePolicy:
         """Return the configuration of a queue."""

@@ -1,8 +1,11 @@
 """The source of time: the only module of the package that reads a clock."""
 
 import sys
-import time
+from time import monotonic_ns, time_ns
 from typing import Protocol
+
+if sys.platform == "linux":
+    from time import CLOCK_BOOTTIME, clock_gettime_ns
 
 
 class Clock(Protocol):
@@ -27,18 +30,21 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's own clocks."""
 
+    def __repr__(self) -> str:
+        return "SYSTEM_CLOCK"
+
     def now(self) -> int:
         """Return UTC in whole milliseconds since 1970."""
-        return time.time_ns() // 1_000_000
+        return time_ns() // 1_000_000
 
     def monotonic(self) -> int:
         """Return the milliseconds since an arbitrary start."""
-        return time.monotonic_ns() // 1_000_000
+        return monotonic_ns() // 1_000_000
 
     def elapsed(self) -> int:
         """Return the milliseconds since the machine started."""
         if sys.platform == "linux":
-            return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+            return clock_gettime_ns(CLOCK_BOOTTIME) // 1_000_000
         return self.monotonic()
 
 

@@ -13,6 +13,7 @@
     ├── StorageError                    the storage refused or failed
     │   ├── StorageUnavailableError     ... because it cannot be reached
     │   ├── JobNotStoredError           ... because its database refuses the rows of a job
+    │   ├── StorageReplacedError        ... because the file of its database was removed or replaced
     │   ├── SchedulerRunningError       ... because another process is the scheduler
     │   ├── SnapshotTargetError         ... because a snapshot cannot be written to it now
     │   ├── RestoreInProgressError      ... because a snapshot is being written to it
@@ -139,6 +140,12 @@ class JobNotStoredError(StorageError):
         self.jobs = jobs or {}
         """Queue and id of each of the jobs, by its position among those of the call, for a caller in the
         scheduler's process."""
+
+
+class StorageReplacedError(StorageError):
+    """The file of the database was removed or replaced while this process had it open."""
+
+    code = "storage_replaced"
 
 
 class SchedulerRunningError(StorageError):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from .errors import OptionError
 from .messages import shown
@@ -11,7 +11,8 @@ from .suggest import nearest
 from .units import milliseconds, parse_size
 
 INLINE, ISOLATED, SUBPROCESS = "inline", "isolated", "subprocess"
-EXECUTORS = (INLINE, ISOLATED, SUBPROCESS)
+ExecutorName = Literal["inline", "isolated", "subprocess"]
+EXECUTORS: tuple[str, ...] = get_args(ExecutorName)
 """In the worker's process; in a process that runs one job of this type after another; in a new process."""
 MIB = 1024 * 1024
 KERNEL_PERMISSIONS = ("read", "write", "net", "run", "listen")

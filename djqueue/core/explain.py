@@ -279,10 +279,11 @@ def _judge(facts: Facts, workers: Sequence[WorkerInfo]) -> tuple[str, dict[str, 
         return "paused", {}
     if facts.key_paused:
         return "key_paused", {"concurrency_key": facts.concurrency_key}
-    if facts.hold is not None:
+    due = facts.run_at if facts.state is State.DELAYED else facts.at
+    if facts.hold is not None and (facts.hold.until is None or facts.hold.until > due):
         return "held", {"until": facts.hold.until, "reason": facts.hold.reason}
-    if facts.state is State.DELAYED and facts.run_at > facts.at:
-        return "delayed", {"until": facts.run_at}
+    if due > facts.at:
+        return "delayed", {"until": due}
     if facts.state is State.BLOCKED:
         return "blocked", {"unmet": facts.unmet}
     serving = [worker for worker in workers if worker.state == "running" and _serves(worker, facts.queue)]

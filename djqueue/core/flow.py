@@ -171,9 +171,9 @@ class FlowGraph(NamedTuple):
         """Return the dependents of a node."""
         return [self.nodes[edge.after] for edge in self.edges if edge.before == index]
 
-    def last(self) -> list[FlowNode]:
-        """Return the jobs without dependents."""
-        inner = {edge.before for edge in self.edges}
+    def first(self) -> list[FlowNode]:
+        """Return the jobs without dependencies."""
+        inner = {edge.after for edge in self.edges}
         return [node for index, node in enumerate(self.nodes) if index not in inner]
 
     def state(self) -> State | None:

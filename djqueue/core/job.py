@@ -4,13 +4,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeGuard
 
 from .errors import ConfigurationError, OptionError
 from .headers import Headers
 from .options import JobKey, JobOptions
 from .states import State
 from .suggest import FOREIGN_RESULT_CALLS
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # `default`, which `typing` has from Python 3.13.
+
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    R_co = TypeVar("R_co", covariant=True)
 
 
 class JobFailure(NamedTuple):
@@ -20,6 +29,11 @@ class JobFailure(NamedTuple):
     """The exception class's dotted name."""
     message: str
     traceback: str = ""
+
+    @property
+    def summary(self) -> str:
+        """Type and message, without the module of built-in exceptions, as Python writes them."""
+        return f"{self.type.removeprefix('builtins.')}: {self.message}"
 
 
 class AttemptRecord(NamedTuple):
@@ -118,8 +132,11 @@ class Batch(NamedTuple):
         return self._replace(options=replace(self.options, headers=self.headers.merged(headers)))
 
 
-class EnqueueResult(NamedTuple):
-    """Result of one enqueue. A duplicate is a result, never an error."""
+class EnqueueResult(NamedTuple, Generic[R_co]):
+    """Result of one enqueue. A duplicate is a result, never an error.
+
+    For type checkers, `EnqueueResult[str]` is the result of a job that returns a string.
+    """
 
     id: str
     status: str
@@ -128,12 +145,12 @@ class EnqueueResult(NamedTuple):
     queue: str
     existing_state: State | None = None
     """State of the existing job, for a duplicate."""
-    result: Any = None
+    result: R_co | None = None
     """Return value of the completed job (bytes in the answer of a storage), for `completed`."""
     replaced: str | None = None
     """Id of the job with the same unique key that the new job replaced, for `queued`."""
 
-    def wait(self, timeout: float | timedelta = 30.0) -> Any:
+    def wait(self, timeout: float | timedelta = 30.0) -> R_co:
         """Wait until the job ends, and return its return value.
 
         Do not call this in the transaction that enqueued the job: the job starts after the commit.
@@ -147,13 +164,15 @@ class EnqueueResult(NamedTuple):
             ResultTimeoutError: The timeout expired; the job continues.
             JobNotFoundError: The job, or its result, is no longer kept.
         """
-        return _result_reader().wait(self, timeout)
+        value: R_co = _result_reader().wait(self, timeout)
+        return value
 
-    async def await_(self, timeout: float | timedelta = 30.0) -> Any:
+    async def await_(self, timeout: float | timedelta = 30.0) -> R_co:
         """Async version of `wait`; the name with an `a` before it is a keyword."""
-        return await _result_reader().await_(self, timeout)
+        value: R_co = await _result_reader().await_(self, timeout)
+        return value
 
-    def refresh(self) -> "EnqueueResult":
+    def refresh(self) -> "EnqueueResult[R_co]":
         """Return a copy with the current state of the job as `existing_state`.
 
         If the job has completed, its `status` is `completed`, and `result` is its return value.
@@ -163,7 +182,7 @@ class EnqueueResult(NamedTuple):
         """
         return _result_reader().refresh(self)
 
-    async def arefresh(self) -> "EnqueueResult":
+    async def arefresh(self) -> "EnqueueResult[R_co]":
         """Async version of `refresh`."""
         return await _result_reader().arefresh(self)
 

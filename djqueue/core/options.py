@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
-from typing import Any
+from typing import Any, Literal, get_args
 
 from .backoff import DEFAULT_BACKOFF, Backoff, parse_backoff
 from .errors import OptionError
@@ -21,8 +21,11 @@ MAX_INTEGER = 2**31 - 1
 DAY = 86_400_000
 MSGPACK = "application/x-djqueue-msgpack"
 """Content type of the default codec."""
-ON_DUPLICATE = ("keep", "replace", "debounce", "keep_last_if_active")
-ON_DEPENDENCY_FAILURE = ("fail", "ignore", "cancel", "wait")
+
+OnDuplicate = Literal["keep", "replace", "debounce", "keep_last_if_active"]
+ON_DUPLICATE: tuple[str, ...] = get_args(OnDuplicate)
+OnDependencyFailure = Literal["fail", "ignore", "cancel", "wait"]
+ON_DEPENDENCY_FAILURE: tuple[str, ...] = get_args(OnDependencyFailure)
 
 JobKey = tuple[str, str]
 """(queue, id): identifies one job."""

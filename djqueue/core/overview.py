@@ -43,7 +43,8 @@ class QueueOverview(NamedTuple):
     oldest_at: int | None
     """When the oldest claimable job could first be claimed, in UTC milliseconds; None: there is none.
 
-    Of each priority, only the next job is considered; jobs that their concurrency keys hold back are not.
+    Of each priority, only the next job is considered; held jobs and those that their concurrency keys hold
+    back are not.
     """
     due_at: int | None
     """When the next delayed job is due, in UTC milliseconds."""
@@ -69,6 +70,10 @@ class QueueOverview(NamedTuple):
     def held(self) -> int:
         """Number of claimable jobs that a hold keeps from starting."""
         return sum(self.names.get(hold.name, 0) for hold in self.holds)
+
+    def hold_on(self, name: str) -> Hold | None:
+        """Return the hold on the jobs of a name; None if they are not held."""
+        return next((hold for hold in self.holds if hold.name == name), None)
 
 
 class Overview(NamedTuple):

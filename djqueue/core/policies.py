@@ -13,6 +13,7 @@ from .errors import ConfigurationError, OptionError, QueueFullError
 from .job import REJECTED, Batch
 from .options import DAY, JobKey
 from .states import State
+from .units import to_datetime
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,13 +25,16 @@ class Rate:
 
 
 class Unset(Enum):
-    """The type of `UNSET`."""
+    """The type of `UNSET`, which stays the same object when it is pickled."""
 
     UNSET = "unset"
 
+    def __repr__(self) -> str:
+        return "UNSET"
+
 
 UNSET: Final = Unset.UNSET
-"""Default for a limit that stays as it is; None removes a limit."""
+"""Default of an argument that was not given, where None has a meaning: it removes a limit, for example."""
 SetRate = Rate | Literal[Unset.UNSET] | None
 SetConcurrency = int | Literal[Unset.UNSET] | None
 
@@ -72,6 +76,11 @@ class Hold(NamedTuple):
     until: int | None = None
     """When it ends by itself; None: when it is released."""
     reason: str = ""
+
+    def detail(self) -> dict[str, str | None]:
+        """Return its name, end and reason, as the activity log keeps them."""
+        until = None if self.until is None else to_datetime(self.until).isoformat()
+        return {"name": self.name, "until": until, "reason": self.reason}
 
 
 def standing(holds: Iterable[Hold], now: int) -> tuple[Hold, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 FOREIGN_OPTIONS = {
+    "actor_name": "name",
     "at_front": "lifo",
     "attempts": "max_attempts",
     "broker": "queue",
@@ -20,18 +21,23 @@ FOREIGN_OPTIONS = {
     "job_id": "id",
     "job_timeout": "timeout",
     "keep_result": "result_ttl",
+    "labels": "tags",
+    "lock": "concurrency_key",
     "max_age": "ttl",
     "max_backoff": "backoff",
     "max_retries": "max_attempts",
     "max_tries": "max_attempts",
     "min_backoff": "backoff",
     "queue_name": "queue",
+    "queueing_key": "unique_key",
     "queueing_lock": "unique_key",
     "result_expires": "result_ttl",
+    "result_timeout": "result_ttl",
     "retries": "max_attempts",
     "retry": "max_attempts",
     "retry_backoff": "backoff",
     "retry_backoff_max": "backoff",
+    "retry_count": "max_attempts",
     "retry_delay": "backoff",
     "retry_jitter": "backoff",
     "retry_kwargs": "max_attempts",
@@ -44,8 +50,11 @@ FOREIGN_OPTIONS = {
     "scheduled_at": "run_at",
     "serializer": "content_type",
     "soft_time_limit": "timeout",
+    "store_results": "result_ttl",
     "task_id": "id",
     "time_limit": "timeout",
+    "timeout_seconds": "timeout",
+    "typing": "check_arguments",
     "unique": "unique_key",
     "unique_for": "unique_ttl",
 }
@@ -65,6 +74,8 @@ EXPLAINED = {
     "base": "a job is a function; use middleware for what all jobs have in common",
     "bind": "the function gets its job from current_job()",
     "chain": "use chain(), or depends_on",
+    "connection": "set DJQUEUE['STORAGE']",
+    "context": "the function gets its job from current_job()",
     "description": "use tags or subject",
     "dont_autoretry_for": "raise UnrecoverableError or Discard",
     "exchange": "there are no exchanges; use queue",
@@ -76,14 +87,19 @@ EXPLAINED = {
     "is_async": "use DJQUEUE['IMMEDIATE'], or the fixture djqueue_immediate",
     "link": "use chain, or depends_on",
     "link_error": "use signals such as job_failed",
+    "max_concurrency": "it belongs to queues: DJQUEUE['QUEUES'] = {'emails': {'CONCURRENCY': 10}}",
     "meta": "use headers, or current_job().progress() for values that change",
     "on_failure": "use signals such as job_failed",
     "on_stopped": "use signals such as job_cancelled",
     "on_success": "use signals such as job_completed",
+    "pass_context": "the function gets its job from current_job()",
     "q_options": "pass the options to using()",
     "rate_limit": "rates belong to queues: DJQUEUE['QUEUES'] = {'emails': {'RATE': '10/m'}}",
     "reject_on_worker_lost": "a job whose worker dies always runs again, up to max_stalls times",
     "repeat": "use a schedule, such as @job(every=60, max_executions=3)",
+    "retry_on_error": "every exception is retried; raise UnrecoverableError or Discard to prevent that",
+    "retry_when": "every exception is retried; raise UnrecoverableError or Discard to prevent that",
+    "shadow": "use tags or subject",
     "sync": "call the function, or use DJQUEUE['IMMEDIATE']",
     "task_name": "use tags or subject",
     "throws": "raise UnrecoverableError or Discard",
@@ -92,11 +108,15 @@ EXPLAINED = {
 }
 """Options of other queues that have no equivalent here, and what to do instead."""
 FOREIGN_TIMES = {
+    "clocked": "start_at",
     "cron_string": "cron",
     "crontab": "cron",
+    "day_of_week": "cron",
     "days": "every",
+    "hour": "cron",
     "hours": "every",
     "interval": "every",
+    "minute": "cron",
     "minutes": "every",
     "next_run": "start_at",
     "one_off": "max_executions",
@@ -109,43 +129,128 @@ FOREIGN_TIMES = {
     "start_time": "start_at",
 }
 """Options of schedules in other projects, and their equivalents here."""
+FOREIGN_SETTINGS = {
+    "ALWAYS_EAGER": "IMMEDIATE",
+    "ASYNC": "IMMEDIATE",
+    "BACKEND": "STORAGE",
+    "BROKER": "STORAGE",
+    "BROKER_URL": "STORAGE",
+    "CONNECTION": "STORAGE",
+    "CONSUMER": "CONCURRENCY",
+    "DATABASE": "STORAGE",
+    "DEFAULT_QUEUE": "DEFAULTS",
+    "DEFAULT_RESULT_TTL": "DEFAULTS",
+    "DEFAULT_TIMEOUT": "DEFAULTS",
+    "EAGER": "IMMEDIATE",
+    "HOST": "STORAGE",
+    "HUEY_CLASS": "STORAGE",
+    "IMPORTS": "MODULES",
+    "INCLUDE": "MODULES",
+    "MAX_ATTEMPTS": "DEFAULTS",
+    "MAX_RETRIES": "DEFAULTS",
+    "ORM": "STORAGE",
+    "PORT": "STORAGE",
+    "REDIS": "STORAGE",
+    "REDIS_URL": "STORAGE",
+    "RESULT_BACKEND": "STORAGE",
+    "RESULT_EXPIRES": "DEFAULTS",
+    "RESULT_TTL": "DEFAULTS",
+    "RETRIES": "DEFAULTS",
+    "RETRY": "DEFAULTS",
+    "SENTINELS": "STORAGE",
+    "SERIALIZER": "CODEC",
+    "SYNC": "IMMEDIATE",
+    "TASK_ALWAYS_EAGER": "IMMEDIATE",
+    "TASK_DEFAULT_QUEUE": "DEFAULTS",
+    "TASK_QUEUES": "QUEUES",
+    "TASK_SERIALIZER": "CODEC",
+    "TASK_TIME_LIMIT": "DEFAULTS",
+    "THREADS": "CONCURRENCY",
+    "TIMEOUT": "DEFAULTS",
+    "URL": "STORAGE",
+    "WORKERS": "CONCURRENCY",
+    "WORKER_CONCURRENCY": "CONCURRENCY",
+}
+"""Settings of Celery, RQ, Huey, Dramatiq, Django Q and others, and the keys of DJQUEUE that replace them."""
+SETTING_NOTES = {
+    "CONCURRENCY": " Processes are those of runworkers --processes",
+    "DEFAULTS": " Its values are job options, such as {'timeout': 60, 'max_attempts': 3, 'result_ttl': 600}",
+    "STORAGE": " For example {'BACKEND': 'djqueue.storage.redis.RedisStorage', 'OPTIONS': {'URL': "
+    "'redis://localhost:6379/0'}}",
+}
+EXPLAINED_SETTINGS = {
+    "BEAT_SCHEDULE": "declare schedules with @job(cron=...) or @job(every=...)",
+    "CATCH_UP": "it is an option of each schedule: @job(cron=..., missed=...)",
+    "MAX_TASKS_PER_CHILD": "use runworkers --max-jobs-per-process",
+    "NAME": "set PREFIX in OPTIONS of STORAGE if projects share a Redis",
+    "RECYCLE": "use runworkers --max-jobs-per-process",
+    "SAVE_LIMIT": "set RETENTION of a queue in QUEUES",
+    "SCHEDULE": "declare schedules with @job(cron=...) or @job(every=...)",
+    "TASK_ROUTES": "set the queue of a job type with @job(queue=...)",
+    "WORKER_MAX_TASKS_PER_CHILD": "use runworkers --max-jobs-per-process",
+}
+"""Settings of other queues that have no equivalent key, and what to use."""
+PREFIXES = ("CELERY_", "RQ_", "HUEY_", "DRAMATIQ_", "Q_")
 FOREIGN_EXPORTS = {
     "Celery": "job: djqueue has no application object",
+    "Context": "current_job",
+    "Huey": "job: djqueue has no application object",
+    "InMemoryBroker": "job: djqueue has no application object",
+    "RedisHuey": "job: djqueue has no application object",
     "Schedule": "job(cron=...) or job(every=...)",
+    "Task": "job",
+    "TaskiqDepends": "current_job",
+    "TaskiqScheduler": "job(cron=...) or job(every=...)",
     "actor": "job",
+    "app": "job: djqueue has no application object",
     "async_chain": "chain",
     "async_iter": "chord",
     "async_task": "job, and enqueue() of the function",
     "background": "job",
+    "broker": "job: djqueue has no application object",
+    "chunks": "enqueue_many() of a function under @job",
     "crontab": "job(cron=...)",
     "current_task": "current_job",
     "db_periodic_task": "job(cron=...)",
     "db_task": "job",
     "enqueue": "enqueue() of a function under @job, or Queue(name).enqueue(payload)",
+    "enqueue_many": "enqueue_many() of a function under @job",
     "fetch": "Queue(name).get_job(id)",
+    "get_broker": "job: djqueue has no application object",
     "get_current_job": "current_job",
     "get_queue": "Queue(name)",
+    "get_result": "Queue(name).get_result(id)",
     "get_task_logger": "current_job().log(line), or logging",
+    "lock_task": "job(concurrency_key=...)",
     "periodic_task": "job(cron=...) or job(every=...)",
+    "pipeline": "chain",
     "result": "Queue(name).get_result(id)",
     "schedule": "job(cron=...) or job(every=...)",
+    "set_broker": "job: djqueue has no application object",
     "shared_task": "job",
+    "signature": "job, and node() of the function",
     "task": "job",
 }
 """Exports of other packages, and what to import here."""
 FOREIGN_RESULT_CALLS = {
     "abort": "Queue(result.queue).cancel(result.id)",
     "cancel": "Queue(result.queue).cancel(result.id)",
+    "date_done": "result.job().timeline",
     "exc_info": "result.job().timeline",
+    "failed": "result.job().state",
     "fetch": "result.job()",
     "get": "result.wait(timeout)",
     "get_id": "result.id",
+    "get_progress": "result.job().progress",
     "get_result": "result.wait(timeout)",
     "get_status": "result.job().state",
+    "info": "result.job()",
     "is_failed": "result.job().state",
     "is_finished": "result.job().state",
     "is_queued": "result.job().state",
+    "is_ready": "result.job().state",
     "is_started": "result.job().state",
+    "join": "result.wait(timeout)",
     "latest_result": "result.wait(timeout)",
     "meta": "result.job().progress",
     "ready": "result.job().state",
@@ -155,6 +260,7 @@ FOREIGN_RESULT_CALLS = {
     "successful": "result.job().state",
     "task_id": "result.id",
     "traceback": "result.job().timeline",
+    "wait_result": "result.wait(timeout)",
 }
 """Attributes of results in Celery, RQ, Huey and Dramatiq, and what to call here."""
 FOREIGN_JOB_CALLS = {
@@ -180,6 +286,12 @@ FOREIGN_JOB_CALLS = {
     "map": "{job}.enqueue_many(((value,), {{}}) for value in values)",
     "chunks": "{job}.enqueue_many(((value,), {{}}) for value in values)",
     "submit": "{job}.enqueue(...)",
+    "kiq": "{job}.enqueue(...)",
+    "kicker": "{job}.using(...).enqueue(...)",
+    "message_with_options": "{job}.using(...).node(...), a job of a workflow",
+    "call_local": "{job}(...) to run it in this process",
+    "retry": "djqueue.Retry(delay=60), which the function raises",
+    "revoke": "Queue(name).cancel(id)",
 }
 """Attributes of the tasks of Celery, Dramatiq, Huey, Procrastinate and Sidekiq, and their equivalents."""
 FOREIGN_QUEUE_CALLS = {
@@ -266,6 +378,19 @@ def nearest_option(name: str, known: Iterable[str]) -> str:
         return nearest(name, known)
     note = f" ({NOTES[name]})" if name in NOTES else ""
     return f"; did you mean {FOREIGN_OPTIONS[name]!r}?{note}"
+
+
+def nearest_setting(name: str, known: Iterable[str]) -> str:
+    """Like `nearest`, for keys of DJQUEUE: the names that other queues use are known, too."""
+    word = name.upper()
+    for prefix in PREFIXES:
+        word = word.removeprefix(prefix)
+    if name in known or word not in FOREIGN_SETTINGS | EXPLAINED_SETTINGS:
+        return nearest(name, known)
+    if word in EXPLAINED_SETTINGS:
+        return f"; {EXPLAINED_SETTINGS[word]}"
+    meant = FOREIGN_SETTINGS[word]
+    return f"; did you mean {meant!r}?{SETTING_NOTES.get(meant, '')}"
 
 
 def nearest_event(name: str, known: Iterable[str]) -> str:

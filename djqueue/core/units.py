@@ -2,7 +2,8 @@
 
 import math
 import re
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 
 from .errors import OptionError
@@ -50,12 +51,22 @@ def positive_milliseconds(name: str, value: Any) -> int:
     return duration
 
 
+class NaiveTimes:
+    """The meaning of datetimes without a time zone, which the project defines."""
+
+    zone: Callable[[], tzinfo | None] | None = None
+    """Returns the time zone that they are in; None if they are refused."""
+
+
 def instant(name: str, value: Any) -> int:
-    """Return the UTC milliseconds of an aware datetime given by a user; 0 for times before 1970."""
+    """Return the UTC milliseconds of a datetime given by a user; 0 for times before 1970."""
     if not isinstance(value, datetime):
         raise OptionError(f"{name}: expected an aware datetime, got {shown(value)}")
-    if value.tzinfo is None or value.utcoffset() is None:
-        raise OptionError(f"{name}: {shown(value)} is naive; use a datetime with a time zone")
+    if value.utcoffset() is None:
+        zone = NaiveTimes.zone() if NaiveTimes.zone is not None else None
+        if zone is None:
+            raise OptionError(f"{name}: {shown(value)} is naive; use a datetime with a time zone")
+        value = value.replace(tzinfo=zone)
     at = to_milliseconds(value)
     if at > LATEST:
         raise OptionError(f"{name}: must be before the year 9998; got {shown(value)}")

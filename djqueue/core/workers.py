@@ -170,7 +170,7 @@ class Unhandled(NamedTuple):
 def unhandled(queues: Iterable[QueueOverview], workers: Sequence[WorkerInfo]) -> list[Unhandled]:
     """Return the job names that no live worker of their queue handles, most jobs first.
 
-    Queues without any worker are left out: there, the missing worker is the problem.
+    Held names are left out, and queues without any worker: there, the missing worker is the problem.
     """
     live = [worker for worker in workers if worker.state != STOPPING]
     everywhere = {name for worker in live if worker.queues is None for name in worker.names}
@@ -187,7 +187,7 @@ def unhandled(queues: Iterable[QueueOverview], workers: Sequence[WorkerInfo]) ->
         rows += [
             Unhandled(queue.name, name, count)
             for name, count in queue.names.items()
-            if count and name not in handled and name not in CELERY_RECORDS
+            if count and name not in handled and name not in CELERY_RECORDS and queue.hold_on(name) is None
         ]
     return sorted(rows, key=lambda row: (-row.jobs, row.queue, row.name))
 

@@ -50,6 +50,7 @@ REFUSALS = {
     "not_removed": gettext_lazy("active or not found"),
     "unique_key_taken": gettext_lazy("unique key in use"),
     "rejected": gettext_lazy("rejected arguments"),
+    "not_stored": gettext_lazy("refused"),
     "dependency_gone": gettext_lazy("cancelled or removed dependency"),
     **{state.value: state.label for state in JobState},
 }

@@ -98,7 +98,7 @@ class QueueRow(NamedTuple):
 
     @property
     def age(self) -> int:
-        """Milliseconds that the oldest waiting job has waited."""
+        """Milliseconds that the oldest waiting job that is not held has waited."""
         return 0 if self.row.oldest_at is None else max(0, self.at - self.row.oldest_at)
 
     @property
@@ -108,8 +108,8 @@ class QueueRow(NamedTuple):
 
     @property
     def is_late(self) -> bool:
-        """Whether the oldest waiting job has waited longer than the objective; False if it may be held."""
-        return self.objective is not None and self.age > self.objective and not self.row.held
+        """Whether the oldest waiting job that is not held has waited longer than the objective."""
+        return self.objective is not None and self.age > self.objective
 
     @property
     def whole(self) -> tuple[Bucket, ...]:
@@ -297,7 +297,7 @@ def changes_at(request: HttpRequest, board: Board) -> None:
         for hold in line.row.holds:
             if hold.until is not None:
                 reading.expire_at(request, hold.until)
-        if line.objective is not None and line.row.oldest_at is not None and not line.row.held:
+        if line.objective is not None and line.row.oldest_at is not None:
             # A late job's age is shown, and grows.
             late_at = line.row.oldest_at + line.objective
             reading.expire_at(request, board.at + FRESH_TIME if line.is_late else late_at)

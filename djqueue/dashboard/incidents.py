@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from django.db import Error
 from django.db.models import Model
 from django.http import HttpRequest
-from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -193,8 +192,8 @@ def strip(
             kind="backlog",
             note=_("about %(least)s to %(most)s")
             % {
-                "least": number_format(min(sizes), force_grouping=True),
-                "most": number_format(max(sizes), force_grouping=True),
+                "least": rendering.number(min(sizes)),
+                "most": rendering.number(max(sizes)),
             },
         ),
         StripRow(
@@ -210,9 +209,8 @@ def strip(
 
 
 def _lost(count: int) -> str:
-    return ngettext("%(count)s attempt lost", "%(count)s attempts lost", count) % {
-        "count": number_format(count)
-    }
+    text = ngettext("%(count)s attempt lost", "%(count)s attempts lost", count)
+    return text % {"count": rendering.number(count)}
 
 
 def _read_changes() -> list[Change]:

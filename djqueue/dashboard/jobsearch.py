@@ -12,14 +12,16 @@ a budget, and each user has one at a time.
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from hashlib import blake2b
+from operator import or_
 from typing import Any, NamedTuple
 
 import msgpack
 from django.db import Error, connections, transaction
-from django.db.models import BinaryField, F, Func, IntegerField, Min, Q, QuerySet, Value
+from django.db.models import BinaryField, Count, F, Func, IntegerField, Min, Q, QuerySet, Value
 from django.db.models.functions import Left, Length, Substr
 from django.db.models.lookups import GreaterThan
 from django.http import HttpRequest
@@ -259,15 +261,58 @@ def tagged(tag: str, places: Sequence[tuple[str, State]], limit: int) -> Counter
     return Counter(State(word) for word, options in rows if tag in unpack_options(bytes(options)).tags)
 
 
-def connected(queues: Sequence[str], states: Sequence[State], limit: int) -> list[tuple[JobKey, JobOptions]]:
-    """Return the newest jobs of these states that have dependencies or dependents, newest first."""
+class ConnectedJob(NamedTuple):
+    """A job that has dependencies or dependents."""
+
+    key: JobKey
+    options: JobOptions
+    pk: int = 0
+    """Key of its row; 0 if it has none."""
+
+
+def connected(
+    queues: Sequence[str], states: Sequence[State], limit: int, at: str = "", *, with_roots: bool = True
+) -> tuple[list[ConnectedJob], str]:
+    """Return the newest jobs of these states that have dependencies or dependents, newest first, and the
+    position of older ones; empty if all were searched.
+
+    Args:
+        at: Position, as in `tables.page`.
+        with_roots: Whether jobs are included that have dependents only.
+    """
     rows = rows_of(Job).filter(queue__in=list(queues), state__in=[state.value for state in states])
-    floor = rows.order_by("-pk")[:MAX_SEARCHED].aggregate(floor=Min("pk"))["floor"]
-    condition = _holding("options", b"depends_on") | _holding("options", b"dependents")
+    sign, key = tables.position(at)
+    if sign == "<" and key is not None:
+        rows = rows.filter(pk__lt=key)
+    searched = rows.order_by("-pk")[:MAX_SEARCHED].aggregate(floor=Min("pk"), rows=Count("pk"))
+    condition = _holding("options", b"depends_on")
+    if with_roots:
+        condition |= _holding("options", b"dependents")
     found = (
-        rows.filter(condition, pk__gte=floor or 0).order_by("-pk").values_list("queue", "job_id", "options")
+        rows.filter(condition, pk__gte=searched["floor"] or 0)
+        .order_by("-pk")
+        .values_list("queue", "job_id", "options", "pk")
     )
-    return [((queue, job_id), unpack_options(bytes(packed))) for queue, job_id, packed in found[:limit]]
+    jobs = [
+        ConnectedJob((queue, job_id), unpack_options(bytes(packed)), pk)
+        for queue, job_id, packed, pk in found[:limit]
+    ]
+    if len(jobs) == limit:
+        return jobs, f"<{jobs[-1].pk}"
+    return jobs, f"<{searched['floor']}" if searched["rows"] == MAX_SEARCHED else ""
+
+
+def newer(keys: Iterable[JobKey], states: Sequence[State], at: str) -> set[JobKey]:
+    """Return the jobs among these that are in one of the states and newer than a position of `connected`."""
+    sign, key = tables.position(at)
+    by_queue: dict[str, list[str]] = {}
+    for queue, job_id in keys:
+        by_queue.setdefault(queue, []).append(job_id)
+    if sign != "<" or key is None or not by_queue:
+        return set()
+    named = reduce(or_, (Q(queue=queue, job_id__in=ids) for queue, ids in by_queue.items()))
+    rows = rows_of(Job).filter(named, pk__gte=key, state__in=[state.value for state in states])
+    return set(rows.values_list("queue", "job_id"))
 
 
 def search(job_filter: JobFilter, queues: Sequence[str] | None, at: str) -> JobSearchPage:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest
-from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
@@ -282,7 +281,7 @@ def _item(
     request: HttpRequest, site: DashboardSite, problem: str, one: Evidence, pauses: dict[str, tuple[int, str]]
 ) -> ProblemItem:
     count = one.size
-    values = {"count": number_format(count), "queue": one.queue, "worker": one.worker}
+    values = {"count": rendering.number(count), "queue": one.queue, "worker": one.worker}
     offers: list[ProblemAction] = []
 
     def offer(page: str, label: str, *args: Any, **query: Any) -> None:

@@ -272,6 +272,11 @@ def first_line(text: str, longest: int = 120) -> str:
     return line if len(line) <= longest else f"{line[:longest]}…"
 
 
+def number(value: float) -> str:
+    """Return a number with separators of thousands."""
+    return str(number_format(value, force_grouping=True))
+
+
 def percent(value: float, places: int = 0) -> str:
     """Return a number of percent."""
     return _("%s%%") % number_format(round(value, places), decimal_pos=places, force_grouping=True)
@@ -296,8 +301,8 @@ def exact_duration(milliseconds: int) -> str:
     units = ((DAY, _("%s d")), (HOUR, _("%s h")), (MINUTE, _("%s min")), (SECOND, _("%s s")))
     for unit, text in units:
         if milliseconds and milliseconds % unit == 0:
-            return text % number_format(milliseconds // unit)
-    return _("%s ms") % number_format(milliseconds)
+            return text % number(milliseconds // unit)
+    return _("%s ms") % number(milliseconds)
 
 
 def progress(value: Any) -> ProgressValue | None:
@@ -312,7 +317,7 @@ def progress(value: Any) -> ProgressValue | None:
     if isinstance(value, Mapping) and value.keys() == PROGRESS_KEYS:
         done, of = value["done"], value["of"]
         if _is_number(done) and _is_number(of) and 0 <= done <= of and of > 0:
-            return _bar(done / of, f"{_number(done)} / {_number(of)}")
+            return _bar(done / of, f"{number(done)} / {number(of)}")
     return ProgressValue(text(value))
 
 
@@ -350,8 +355,8 @@ def explained(
     sentence = explain.sentence(explanation, _) or explanation.verdict
     before = ""
     if explanation.before:
-        number = number_format(explanation.before + 1, force_grouping=True)
-        before = _("Number %(number)s in line") % {"number": number}
+        position = number(explanation.before + 1)
+        before = _("Number %(number)s in line") % {"number": position}
         if explanation.before >= MAX_BEFORE:
             before = _("10,000 or more jobs are ahead")
         elif per_minute:
@@ -431,7 +436,7 @@ def _brackets(value: Any) -> tuple[str, str]:
 def _in_unit(milliseconds: float, unit: int) -> str:
     value = milliseconds / unit
     places = 1 if abs(value) < 10 and unit > 1 and value != int(value) else 0
-    return number_format(round(value, places), decimal_pos=places)
+    return number_format(round(value, places), decimal_pos=places, force_grouping=True)
 
 
 def _bar(share: float, text: str) -> ProgressValue:
@@ -440,7 +445,3 @@ def _bar(share: float, text: str) -> ProgressValue:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and isfinite(value)
-
-
-def _number(value: float) -> str:
-    return str(number_format(value, force_grouping=True))

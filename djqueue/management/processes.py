@@ -131,6 +131,7 @@ class WorkerRunner:
                 if not worker.handlers:
                     self._stderr.write(self._warning(NO_HANDLERS))
                 joins = options["join"]
+                _check_reachable(worker.storage)
                 children = roles(worker.storage, number, options["worker_id"], self._run_child, joins=joins)
                 self._close(worker.storage)
             except KeyboardInterrupt:
@@ -163,7 +164,7 @@ class WorkerRunner:
             # The lease keeper, which ignores the signals instead, has already been forked.
             let_forks_end()
             # One process of each supervisor looks at what all of them share.
-            with watching_health() if is_first else nullcontext(), self._running_celery():
+            with watching_health() if is_first else nullcontext(), self._running_celery(warns=is_first):
                 serve(worker, CHILD_SIGNALS)
         self._summarize(worker, f"Worker {worker.id}: ")
         counters = worker.counters
@@ -220,12 +221,14 @@ class WorkerRunner:
             raise CommandError(str(error)) from error
 
     @contextmanager
-    def _running_celery(self) -> Iterator[None]:
+    def _running_celery(self, *, warns: bool = True) -> Iterator[None]:
         """Prepare the Celery app in this process, if one was given."""
         if self._celery is None:
             yield
             return
         self._celery.start()
+        if warns:
+            self._celery.warn_of_rates()
         try:
             yield
         finally:
@@ -283,6 +286,18 @@ class WorkerRunner:
     def _close(self, storage: Storage) -> None:
         try:
             storage.close()
+        except DjqueueError as error:
+            raise CommandError(str(error)) from error
+
+
+def _check_reachable(storage: Storage) -> None:
+    """Raise CommandError if the storage cannot be used: its server is away, or its tables are missing.
+
+    Children would only find out one after the other, and again and again. A scheduler is one of them.
+    """
+    if storage.capabilities.scheduler is None:
+        try:
+            storage.queues.names()
         except DjqueueError as error:
             raise CommandError(str(error)) from error
 

@@ -13,7 +13,7 @@ whether it was enqueued, as long as its record is kept. After that it cannot be 
 skipped: at most one job per slot.
 
 The jobs pass the middleware like all others. A slot that the middleware refuses is skipped, with the reason
-in the row.
+in the row, and so is one whose job a database refuses, because of a constraint or a trigger of the project.
 """
 
 import os
@@ -23,16 +23,17 @@ from datetime import datetime
 from threading import Lock
 from typing import Any, NamedTuple
 
-from django.db import connections, transaction
+from django.db import Error, connections, transaction
 from django.db.models import F, Q, QuerySet
 
 from djqueue.client import envelope
 from djqueue.client.announcing import announcer
 from djqueue.conf import get_settings
 from djqueue.core.clock import Clock
-from djqueue.core.errors import DjqueueError, StorageUnavailableError
+from djqueue.core.errors import DjqueueError, JobNotStoredError, StorageUnavailableError
 from djqueue.core.job import Batch, EnqueueResult, Incident
 from djqueue.core.logs import Log
+from djqueue.core.messages import in_one_line
 from djqueue.core.options import JobKey, JobOptions
 from djqueue.core.procfs import died_here, this_process
 from djqueue.core.states import LIVE, PENDING, State
@@ -44,6 +45,7 @@ from djqueue.schedules.schedule import plan
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
 from djqueue.storage.tables.clock import DatabaseClock, set_right
+from djqueue.storage.tables.dberrors import refuses_rows
 
 from .cronjobs import batch_of, declare, job_id
 
@@ -68,6 +70,7 @@ LONGEST_REASON = 1_000
 NOT_PASSED = "not enqueued by the middleware"
 IN_DOUBT = "may have been enqueued already"
 UNFINISHED = "the previous job is unfinished"
+REFUSED = "refused by the database"
 
 KnownStates = dict[JobKey, State]
 """The states of existing jobs."""
@@ -289,8 +292,9 @@ class Firing:
         tick = self.clock.monotonic()
         begun = self._begin(attempts)
         if self.clock.monotonic() - tick > ENQUEUE_WITHIN:
-            # Another process may take the attempt for abandoned.
-            return []
+            # Another process may take the attempts for abandoned. They are not left to the next pass, because
+            # no other process may fire these rows meanwhile.
+            begun = [attempt for attempt in begun if self._is_renewed(attempt)]
         sent = self._send(begun, known)
         with transaction.atomic(using=self._alias):
             are_new = [self._finish(fired) for fired in sent]
@@ -341,9 +345,9 @@ class Firing:
             return divided
         try:
             answers = iter(self._enqueue(batches))
-        except StorageUnavailableError:
-            raise
-        except DjqueueError:
+        except Exception as error:
+            if not (_is_refusal(error) or _is_of_jobs(error)):
+                raise
             return self._send_apart(divided)
         answered = []
         for one in divided:
@@ -358,19 +362,50 @@ class Firing:
             row = one.attempt.row
             try:
                 accepted.append(self._send_one(one) if one.wanted else one)
-            except StorageUnavailableError:
-                raise
             except TakenOverError:
                 logger.warning(
                     "Schedule %s: the middleware took too long, so another process took over.", row.name
                 )
-            except DjqueueError as error:
-                if row.pk not in self._refused:
-                    self._refused.add(row.pk)
-                    logger.error("Schedule %s: enqueueing was refused, retrying: %s", row.name, error)
+            except Exception as error:
+                if _is_refusal(error):
+                    accepted.append(self._skip_refused(one, error))
+                    self._log_refused(row, "its run was skipped, because the database refused the job", error)
+                elif _is_of_jobs(error):
+                    self._log_refused(row, "enqueueing was refused, retrying", error)
+                else:
+                    raise
             else:
                 self._refused.discard(row.pk)
         return accepted
+
+    def _log_refused(self, row: CronJob, what: str, error: Exception) -> None:
+        """Log once, until a job of the row is enqueued, what has become of its slots."""
+        if row.pk not in self._refused:
+            self._refused.add(row.pk)
+            logger.error("Schedule %s: %s: %s", row.name, what, in_one_line(error))
+
+    def _skip_refused(self, divided: FiredSlots, error: Exception) -> FiredSlots:
+        """Skip the slots whose jobs a database refuses.
+
+        A scheduler has such jobs in memory. Those that have not started are removed, and the others count.
+        """
+        is_kept = isinstance(error, JobNotStoredError)
+        jobs, skipped = dict(divided.jobs), divided.skipped
+        for slot in divided.wanted:
+            key = divided.attempt.key(slot)
+            if is_kept and not self._take_back(*key):
+                jobs[slot] = Enqueued(*key, divided.attempt.batch.options)
+            else:
+                skipped = Skipped(slot, f"{REFUSED}: {in_one_line(error)}")
+        return divided._replace(jobs=dict(sorted(jobs.items())), wanted=[], skipped=skipped)
+
+    def _take_back(self, queue: str, job_id: str) -> bool:
+        """Remove a job that only a scheduler's memory has; return False if it has started."""
+        if self._storage.reads.states(queue, [job_id])[0] not in PENDING:
+            return False
+        with suppress(JobNotStoredError):
+            return self._storage.jobs.remove(queue, [job_id])[0]
+        return True
 
     def _send_one(self, divided: FiredSlots) -> FiredSlots:
         """Enqueue the jobs of an attempt through the middleware, which may refuse or change them."""
@@ -395,6 +430,14 @@ class Firing:
                 exc_info=error,
             )
         return answered
+
+    def _is_renewed(self, attempt: FiringAttempt) -> bool:
+        """Renew the mark of the row; return False if another process has it."""
+        try:
+            self._renew(attempt)
+        except TakenOverError:
+            return False
+        return True
 
     def _renew(self, attempt: FiringAttempt) -> None:
         """Renew the mark of the row. Raises TakenOverError if another process has it."""
@@ -510,6 +553,19 @@ class Firing:
 
 class TakenOverError(DjqueueError):
     """Another process has taken over the slot."""
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Return whether a database refuses the rows of a job, and may take those of others."""
+    if isinstance(error, JobNotStoredError):
+        return True
+    cause = error.__cause__ if isinstance(error, StorageUnavailableError) else error
+    return isinstance(cause, Error) and refuses_rows(cause)
+
+
+def _is_of_jobs(error: Exception) -> bool:
+    """Return whether an error concerns jobs, rather than the storage."""
+    return isinstance(error, DjqueueError) and not isinstance(error, StorageUnavailableError)
 
 
 def _this_process() -> str:

@@ -37,6 +37,8 @@ logger = Log("djqueue.health")
 
 MAX_EXPLAINED = 20
 """Maximum waiting jobs of a queue of which is asked why they do not run."""
+MAX_PASSED = 1_000
+"""Maximum waiting jobs among which those are searched if some are held."""
 MAX_NAMED = 20
 """Maximum queues that a finding names."""
 WATCH_PATIENCE = 3.0
@@ -71,8 +73,8 @@ class HealthFacts(NamedTuple):
         return self.overview.at
 
     def overdue(self) -> list[QueueOverview]:
-        """Return the queues that are not paused and have had a job due, that is not held, for longer than the
-        bound.
+        """Return the queues that are not paused and have had a job due, that is not held, for longer than
+        the bound.
         """
         return [queue for queue in self.overview.queues if self.is_overdue(queue)]
 
@@ -87,8 +89,8 @@ class HealthFacts(NamedTuple):
 
 
 def _times(queue: QueueOverview) -> list[int]:
-    # Without a process that sweeps, a delayed job stays delayed when it is due. The oldest job may be held.
-    return [at for at in (None if queue.held else queue.oldest_at, queue.due_at) if at is not None]
+    # Without a process that sweeps, a delayed job stays delayed when it is due.
+    return [at for at in (queue.oldest_at, queue.due_at) if at is not None]
 
 
 def read_facts(bounds: HealthSettings) -> HealthFacts:
@@ -288,10 +290,13 @@ def _is_claimable(facts: HealthFacts, queue: QueueOverview) -> bool:
 
 
 def _verdicts(facts: HealthFacts, queue: QueueOverview) -> Iterator[str]:
-    """Yield why each of the first jobs of a queue does not run, for jobs that a live worker could run."""
+    """Yield why each of the first jobs of a queue that are not held does not run, for jobs that a live worker
+    could run.
+    """
     serving = [worker for worker in facts.workers if worker.queues is None or queue.name in worker.queues]
-    page = facts.storage.reads.cursor_page(queue.name, State.WAITING, MAX_EXPLAINED, newest_first=False)
-    for job in page.jobs:
+    limit = MAX_PASSED if queue.held else MAX_EXPLAINED
+    page = facts.storage.reads.cursor_page(queue.name, State.WAITING, limit, newest_first=False)
+    for job in [job for job in page.jobs if queue.hold_on(job.name) is None][:MAX_EXPLAINED]:
         able = [worker for worker in serving if job.name in worker.names]
         if not able:
             continue

@@ -197,14 +197,13 @@ def _new_errors(situation: Situation) -> Iterator[Finding]:
 
 
 def _late(situation: Situation) -> Iterator[Finding]:
-    """Find queues whose oldest job waits for longer than the objective, although the queue is not paused
-    and holds none.
+    """Find queues whose oldest job that is not held waits for longer than the objective, although the queue
+    is not paused.
     """
     found = []
     for queue in situation.queues:
         objective = get_settings().policy(queue.name).objective
-        # The oldest job may be a held one.
-        if objective is None or queue.oldest_at is None or queue.paused or queue.held:
+        if objective is None or queue.oldest_at is None or queue.paused:
             continue
         if situation.at - queue.oldest_at > objective:
             waiting = queue.counts.get(State.WAITING, 0)

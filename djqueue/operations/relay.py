@@ -63,10 +63,11 @@ class Relay:
         self._log = ThrottledLog(logger, LOGGED)
         self._refusing: set[str] = set()
         """Queues that have just refused jobs, so that those of others come first."""
+        self._kept: dict[int, str] = {}
+        """Rows that stay although the scheduler has their jobs, with the ids of these: its database refuses
+        the rows of the jobs. They are not sent again, because a job may have been moved to another queue."""
         self._rejected: set[int] = set()
-        """Rows that stay although their dead letters are in the storage, whose database refuses these."""
-        self._kept: dict[int, JobKey] = {}
-        """Rows that stay although the storage has their jobs, whose rows its database refuses."""
+        """Rows of these whose jobs are dead letters."""
 
     def relay_once(self) -> int:
         """Send up to `ROWS_PER_READ` jobs, oldest first; return their number.
@@ -125,22 +126,21 @@ class Relay:
                 return ()
             if len(rows) > 1:
                 return [*self._send(rows[: len(rows) // 2]), *self._send(rows[len(rows) // 2 :])]
-            batch = self._batch(rows)
-            sent = rows
+            [row], batch = rows, self._batch(rows)
+            text = "Job %s of queue %r in the outbox was refused, and is a dead letter: %s"
+            logger.error(text, row.job_id, row.queue, in_one_line(error))
             try:
                 self._enqueue([batch._replace(options=batch.options.refused(error))])
             except JobNotStoredError:
-                sent = ()
-            if rows[0].id not in self._rejected:
-                self._rejected.add(rows[0].id)
-                text = "Job %s of queue %r in the outbox was refused, and is a dead letter: %s"
-                logger.error(text, rows[0].job_id, rows[0].queue, in_one_line(error))
-            return sent
+                self._kept[row.id] = row.job_id
+                self._rejected.add(row.id)
+                return ()
+            return rows
 
     def _send_new(self, rows: Sequence[OutboxJob]) -> Sequence[OutboxJob]:
         """Send the jobs that were not sent before; return those that are done."""
         sent = self._sent(rows)
-        new = [row for row in rows if row.id not in sent]
+        new = [row for row in rows if row.id not in sent and row.id not in self._kept]
         batches = [self._batch(list(alike)) for _, alike in groupby(new, _kind)]
         try:
             if batches:
@@ -153,20 +153,28 @@ class Relay:
                 # One row of each job is enough, best its own; the others are duplicates of it.
                 if key not in kept.values() or (row.queue, row.job_id) == key:
                     kept = {other: job for other, job in kept.items() if job != key} | {row.id: key}
-            self._kept |= kept
-            return [row for row in rows if row.id not in kept]
-        return rows
+            self._kept |= {row_id: job_id for row_id, (_, job_id) in kept.items()}
+        return [row for row in rows if row.id in sent or row.id not in self._kept]
 
     def _sent(self, rows: Sequence[OutboxJob]) -> set[int]:
-        """Return the rows whose jobs were sent, and must not be sent again, even if they have ended since."""
-        if self._storage.capabilities.scheduler is None:
+        """Return the rows whose jobs were sent before, even if they have ended since, and are not kept."""
+        scheduler = self._storage.capabilities.scheduler
+        if scheduler is None:
             # A job with a generated id is only known to the storage if it was sent before.
             states = self._states((row.queue, row.job_id) for row in rows if row.fresh)
             return {row.id for row in rows if states.get((row.queue, row.job_id)) is not None}
-        # A scheduler that has jobs may not have written them: it recognizes them, and answers when it has.
-        states = self._states(self._kept[row.id] for row in rows if row.id in self._kept)
-        over = {key for key, state in states.items() if state is None or state in TERMINAL}
-        return {row.id for row in rows if self._kept.get(row.id) in over}
+        kept = {row.id: self._kept[row.id] for row in rows if row.id in self._kept}
+        if not kept:
+            return set()
+        states = self._states(scheduler.refused(kept.values()))
+        refused = {job_id for _, job_id in states}
+        # A job that has ended in memory must not run again after a crash; a dead letter must not be lost.
+        pending = {job_id for (_, job_id), state in states.items() if state and state not in TERMINAL}
+        return {
+            row_id
+            for row_id, job_id in kept.items()
+            if job_id not in (refused if row_id in self._rejected else pending)
+        }
 
     def _states(self, keys: Iterable[JobKey]) -> dict[JobKey, State | None]:
         queues: dict[str, list[str]] = {}

@@ -1,8 +1,8 @@
 """Let jobs go before the mirror: when it copies, and how long it rests."""
 
-import time
 from collections.abc import Callable, Mapping
 from threading import Event
+from time import monotonic, process_time, thread_time
 from typing import TYPE_CHECKING
 
 from djqueue.core.clock import Clock
@@ -37,17 +37,17 @@ class CopyThrottle:
 
     def __init__(self, stop: Event) -> None:
         self._stop = stop
-        self._began = self._rested = time.monotonic()
+        self._began = self._rested = monotonic()
         self._others = self._of_others()
 
     def rest(self) -> None:
         """Rest after a copy."""
-        now, others = time.monotonic(), self._of_others()
+        now, others = monotonic(), self._of_others()
         share = (others - self._others) / max(now - self._began, 1e-6)
         seconds = REST_FACTOR * (now - self._rested) * min(share, 1.0)
         self._began, self._others = now, others
         self._stop.wait(min(seconds, MAX_REST))
-        self._rested = time.monotonic()
+        self._rested = monotonic()
 
     def wait(self, seconds: float) -> None:
         """Wait when there is nothing to copy."""
@@ -56,12 +56,12 @@ class CopyThrottle:
 
     def begin(self) -> None:
         """Begin to copy after a wait, which counts neither as a copy nor as a rest."""
-        self._began = self._rested = time.monotonic()
+        self._began = self._rested = monotonic()
         self._others = self._of_others()
 
     def _of_others(self) -> float:
         """Return the processor seconds of the other threads."""
-        return time.process_time() - time.thread_time()
+        return process_time() - thread_time()
 
 
 class BusyPause:

@@ -114,8 +114,8 @@ class ClaimLoop:
         self._found_all = -1
         """Wake-ups before the last claim that found fewer jobs than it asked for. Another one would find
         nothing either until the next wake-up, so it is made only together with outcomes."""
-        self._broken: asyncio.Task[None] | None = None
-        """An exchange that ended with an unexpected error."""
+        self._broken: BaseException | None = None
+        """An unexpected error of an exchange, or one after which the worker cannot go on."""
         self._attempt_count = attempt_count
         self._started = 0 if attempt_count is None else attempt_count.read()
         """Attempts started, without those released: what counts toward `max_jobs`."""
@@ -135,6 +135,11 @@ class ClaimLoop:
         self._looked_empty = False
         self._wake_ups += 1
         self._wake_event.run_ended_here()
+
+    def fail(self, error: Exception) -> None:
+        """End the loop with an error. Called on the loop."""
+        self._broken = error
+        self._wake_event.stop()
 
     async def run(self) -> None:
         """Claim and report until the worker stops and every run has ended and is reported."""
@@ -176,7 +181,7 @@ class ClaimLoop:
     def _on_exchanged(self, task: "asyncio.Task[None]") -> None:
         self._exchanges.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            self._broken = task
+            self._broken = task.exception()
         self._wake_event.run_ended_here()
 
     def _next_exchange(self) -> ClaimExchange | None:
@@ -424,7 +429,7 @@ class ClaimLoop:
 
     async def _sleep(self) -> None:
         if self._broken is not None:
-            self._broken.result()
+            raise self._broken
         if self._is_done():
             return
         until: tuple[float | None, WakeOn]

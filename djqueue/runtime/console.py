@@ -2,12 +2,14 @@
 
 import logging
 import textwrap
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from os import getpid
 
 from djqueue._version import __version__
 from djqueue.client import hints
+from djqueue.core.messages import numbered
 from djqueue.core.suggest import similar
 
 from .worker import Worker
@@ -19,6 +21,15 @@ WIDTH = 100
 LEVELS = {0: logging.ERROR, 1: logging.INFO}
 """Log levels by Django's --verbosity; from 2 on, DEBUG logs the start and end of each job."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class UtcFormatter(logging.Formatter):
+    """Formats records with times in UTC, like the other times that commands write."""
+
+    converter: Callable[[float | None], time.struct_time] = time.gmtime
+    default_msec_format = "%s.%03d+00:00"
+
+
 NO_HANDLERS = (
     "No jobs are registered, so nothing will be claimed: no installed app has a jobs.py with a "
     "@djqueue.job function. Is the app in INSTALLED_APPS?"
@@ -51,12 +62,12 @@ def banner(worker: Worker, processes: int | None = None) -> str:
     if options.until_empty:
         ending += " The worker stops when its queues are empty."
     if options.max_jobs is not None:
-        ending += f" The worker stops after {options.max_jobs:,} attempts."
+        ending += f" The worker stops after {numbered(options.max_jobs, 'attempt')}."
     return "\n".join([f"djqueue {__version__}", *map(_row, rows.items()), textwrap.fill(ending, WIDTH)])
 
 
 def findings(worker: Worker) -> list[str]:
-    """Return problems of the storage's servers, and queue names that look misspelled, one line each."""
+    """Return problems of the storage's servers, and queues that nothing declares, one line each."""
     return [
         *(
             f"{finding.text} {finding.hint} ({finding.id})"
@@ -95,7 +106,7 @@ def visible_logs(verbosity: int) -> Iterator[None]:
     handler = None
     if not has_enabled_handler(logger):
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(FORMAT))
+        handler.setFormatter(UtcFormatter(FORMAT))
         logger.addHandler(handler)
     try:
         yield
@@ -130,12 +141,13 @@ def _row(entry: tuple[str, str]) -> str:
 
 
 def _unknown_queues(worker: Worker) -> list[str]:
-    """Return a line for each unknown queue whose name resembles a known one."""
+    """Return a line for each queue that nothing declares or has filled."""
     if worker.options.queues is None:
         return []
     known = hints.declared_queues().union(worker.storage.queues.names())
     return [
-        f"Queue {name!r} is not declared and has no jobs. Did you mean {suggestion!r}?"
+        f"Queue {name!r} has no jobs, and no job type, schedule or setting names it."
+        + (f" Did you mean {suggestion!r}?" if (suggestion := similar(name, known)) is not None else "")
         for name in worker.options.queues
-        if name not in known and (suggestion := similar(name, known)) is not None
+        if name not in known
     ]

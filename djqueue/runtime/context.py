@@ -121,6 +121,9 @@ class WorkerControl(Protocol):
     def lose(self, run: Run) -> None:
         """Stop a run whose lease the storage no longer accepts."""
 
+    def fail(self, error: Exception) -> None:
+        """End the worker with an error, after which it cannot go on."""
+
     def recycle(self) -> None:
         """Finish the jobs that can finish, and end. Called on the loop, because a handler is stuck."""
 

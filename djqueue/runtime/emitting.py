@@ -12,6 +12,7 @@ from itertools import islice
 from threading import Condition, Lock
 from typing import Any
 
+from djqueue.client.steps import apart
 from djqueue.codecs import get_encoder
 from djqueue.conf import Settings
 from djqueue.core.errors import ItemError, SerializationError
@@ -260,7 +261,7 @@ class RunItems:
 
     async def aput(self, value: Any) -> None:
         """Async version of `put`."""
-        data = self._encoder.encoded(value)
+        data = await apart(self.run.claimed.options.content_type, self._encoder.encoded, value)
         while True:
             with self._emitter.lock:
                 is_over = self._is_over()

@@ -240,22 +240,22 @@ class RunEvents:
     def unhandled(self, jobs: Unhandled) -> None:
         """Log that jobs are waiting which no live worker can run."""
         logger.warning(
-            "%d job(s) named %s are waiting in queue %s, and no live worker has a handler for them. Deploy "
+            "Jobs named %s are waiting in queue %s (%d), and no live worker has a handler for them. Deploy "
             "the code that defines the job and restart runworkers, or cancel the jobs.",
-            jobs.jobs,
             jobs.name,
             jobs.queue,
+            jobs.jobs,
             extra={"queue": jobs.queue, "job_name": jobs.name},
         )
 
     # The worker. Each method that `worker_event` returns is called with what the text takes after the id.
 
     worker_started = worker_event(INFO, "Worker %s started")
-    stopping = worker_event(INFO, "Worker %s is stopping; %d jobs are still running")
-    asking_to_stop = worker_event(WARNING, "Worker %s: asking %d jobs that are still running to stop")
+    stopping = worker_event(INFO, "Worker %s is stopping; jobs still running: %d")
+    asking_to_stop = worker_event(WARNING, "Worker %s: asking its running jobs to stop: %d")
     undelivered = worker_event(
         ERROR,
-        "Worker %s could not report the results of %d jobs to the storage; the jobs will run again",
+        "Worker %s could not report the results of jobs to the storage, which will run again: %d",
     )
     worker_stopped = worker_event(INFO, "Worker %s stopped")
     command_received = worker_event(INFO, "Worker %s received the command: %s")
@@ -267,7 +267,7 @@ class RunEvents:
         "Worker %s: jobs in processes of their own have waited %.0f s for the import of their modules",
     )
     strays_left = worker_event(
-        ERROR, "Worker %s: %d processes that jobs have left behind could not be killed"
+        ERROR, "Worker %s could not kill all processes that jobs have left behind; still running: %d"
     )
 
     def status_unknown(self, pid: int, error: BaseException) -> None:
@@ -314,7 +314,7 @@ class RunEvents:
         if processed:
             self._summed = counters.processed
             logger.info(
-                "Processed %d jobs since the last summary; %d running; total: %d completed, %d failed, "
+                "Jobs since the last summary: %d; running: %d; total: %d completed, %d failed, "
                 "%d retried, %d cancelled",
                 processed,
                 executing,
@@ -470,7 +470,7 @@ def _outcome(run: Run) -> Outcome:
 
 def _error_text(outcome: Outcome) -> str:
     error = outcome.error
-    return "" if error is None else f"{error.type}: {error.message}"
+    return "" if error is None else error.summary
 
 
 def _of_job(run: Run) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from typing import Any, Protocol
 from asgiref.sync import iscoroutinefunction
 
 from djqueue.client import JobType, registry
+from djqueue.client.arguments import Arguments
 from djqueue.client.declarations import BatchRule
 from djqueue.client.streaming import is_async_generator, is_generator
 from djqueue.core.backoff import BackoffFunction
-from djqueue.core.errors import ConfigurationError, UnrecoverableError
+from djqueue.core.errors import ArgumentsError, ConfigurationError, UnrecoverableError
 from djqueue.core.executors import NO_LIMITS
 from djqueue.core.job import is_call
 from djqueue.core.options import check_text
@@ -83,6 +84,7 @@ class Handler:
         executor: str | None = None,
         limits: Mapping[str, Any] = NO_LIMITS,
         permissions: "PermissionGroup | None" = None,
+        arguments: Arguments | None = None,
     ) -> None:
         self.name = name
         self.function = function
@@ -102,7 +104,9 @@ class Handler:
             self.is_async = is_async_generator(function)
         self.on_loop = self.is_async or style in (Style.CALLBACK, Style.BATCH)
         self.call: Callable[[Any], Any] = (
-            _call_with_arguments(function) if style is Style.ARGUMENTS else _call_with_job(function)
+            _call_with_arguments(name, function, arguments)
+            if style is Style.ARGUMENTS
+            else _call_with_job(function)
         )
         """Calls the function for one `Run`, and returns its result. Executors may replace it."""
         if yields:
@@ -140,6 +144,7 @@ def handler_of(job_type: JobType[..., Any], name: str | None = None) -> Handler:
         job_type.executor,
         job_type.limits,
         None if job_type.permissions is None else (job_type.permissions, job_type.allow_unenforced),
+        job_type.arguments,
     )
 
 
@@ -184,12 +189,29 @@ def _style_of(name: str, function: Callable[..., Any]) -> Style:
     return Style.CALLBACK if len(required) == 2 else Style.JOB
 
 
-def _call_with_arguments(function: Callable[..., Any]) -> Callable[[Any], Any]:
+def _call_with_arguments(
+    name: str, function: Callable[..., Any], arguments: Arguments | None
+) -> Callable[[Any], Any]:
     def call(run: HandledRun) -> Any:
         args, kwargs = call_arguments(run.payload)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            if arguments is not None:
+                _check_signature(name, arguments, args, kwargs)
+            raise
 
     return call
+
+
+def _check_signature(name: str, arguments: Arguments, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Raise ArgumentsError, in one sentence, if the function cannot be called with a job's arguments."""
+    try:
+        arguments.signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ArgumentsError(
+            f"the job was enqueued for other parameters than {name}{arguments.signature} has now: {error}"
+        ) from None
 
 
 def _call_with_job(function: Callable[..., Any]) -> Callable[[Any], Any]:

@@ -216,6 +216,7 @@ class ImmediateStorage(MemoryStorage):
             after `clock` was moved.
     """
 
+    has_worker = True
     handlers: Handlers | None = None
     """Functions by job name, as for `djqueue.Worker`; None serves every `@job` function."""
     raise_failures = False
@@ -358,6 +359,15 @@ class ImmediateStorage(MemoryStorage):
         if not _nesting.get():
             # They are recorded and logged: the operation itself has succeeded, and must not raise.
             self._failures.clear()
+
+    @contextmanager
+    def run_after(self) -> Iterator[None]:
+        """Run the jobs that the block enqueues on this thread at its end."""
+        held = self._call.held
+        with self.hold():
+            yield
+        if not held:
+            self.run_waiting()
 
     @contextmanager
     def hold(self) -> Iterator[None]:

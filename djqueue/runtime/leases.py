@@ -272,8 +272,8 @@ class RenewalPolicy:
             if not self._given_up:
                 self._given_up = True
                 logger.error(
-                    "The worker has not responded for %s s; its leases are no longer renewed, and its %s "
-                    "jobs will run again.",
+                    "The worker has not responded for %s s; its leases are no longer renewed, and its "
+                    "running jobs will run again: %s.",
                     silence // 1_000,
                     len(view.leases),
                 )

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from threading import Event, Thread
+from time import monotonic
 from typing import Any, TypeVar
 
 from djqueue.conf import has_django
@@ -25,7 +26,8 @@ def run_loop(main: Coroutine[Any, Any, T], on_stray: Callable[[BaseException], o
     """Run a coroutine as `asyncio.run` does, but limit the wait for tasks and threads that do not end.
 
     Other tasks and callbacks cannot end the loop: it goes on after their SystemExit or KeyboardInterrupt, and
-    after a call of `loop.stop()`.
+    after a call of `loop.stop()`. Errors of the loop itself are raised, such as one whose descriptors a
+    handler has closed.
 
     on_stray: Called with the error after each such stop.
     """
@@ -34,6 +36,7 @@ def run_loop(main: Coroutine[Any, Any, T], on_stray: Callable[[BaseException], o
     after_fork(copy.forked)
     executor = ThreadPoolExecutor(thread_name_prefix="djqueue-asyncio")
     loop.set_default_executor(executor)
+    is_broken = False
     try:
         asyncio.set_event_loop(loop)
         hide_tasks_on(loop)
@@ -44,11 +47,16 @@ def run_loop(main: Coroutine[Any, Any, T], on_stray: Callable[[BaseException], o
             except BaseException as error:
                 if task.done():
                     raise
+                # The loop catches all others of tasks and callbacks, and raises RuntimeError after a stop.
+                is_stray = isinstance(error, RuntimeError) or not isinstance(error, Exception)
+                if is_broken := loop.is_closed() or not is_stray:
+                    raise
                 on_stray(error)
     finally:
         try:
-            _cancel_leftovers(loop)
-            loop.run_until_complete(loop.shutdown_asyncgens())
+            if not is_broken:
+                _cancel_leftovers(loop)
+                loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             asyncio.set_event_loop(None)
             executor.shutdown(wait=False, cancel_futures=True)
@@ -72,9 +80,13 @@ class LoopCopy:
 
 def new_loop() -> asyncio.AbstractEventLoop:
     """Return a new event loop: that of uvloop if it is installed, which takes less time for each event."""
+    loop: asyncio.AbstractEventLoop
     if find_spec("uvloop") is None:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = import_module("uvloop").new_event_loop()
+        loop = asyncio.new_event_loop()
+        # It looks up `time.monotonic` for each timer, which a handler may have replaced.
+        loop.time = monotonic  # type: ignore[method-assign]
+        return loop
+    loop = import_module("uvloop").new_event_loop()
     return loop
 
 

@@ -1,4 +1,4 @@
-"""Periodic maintenance of the storage on a worker's thread, and a check for unhandled jobs."""
+"""Periodic maintenance of the storage on two threads of a worker, and a check for unhandled jobs."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,6 +22,8 @@ UNHANDLED_LOG_INTERVAL = 3_600_000
 """Milliseconds after which the same job name is logged again."""
 ERRORS = "errors"
 """The chore that stores the errors of this process, which is done once more at the end."""
+SCHEDULES = "schedules"
+"""The chore with a thread of its own: its jobs are due at a time, and others may take long."""
 MAX_NAMES = 20
 """Maximum of names logged by one check: those with the most jobs."""
 
@@ -47,21 +49,30 @@ class Maintenance:
         last: dict[str, Callable[[], object]] = {"resign": storage.resign}
         if ERRORS in self._chores:
             last[ERRORS] = self._chores[ERRORS]
-        self._thread = Periodic(
-            "djqueue-maintenance",
-            self._seconds,
-            partial(self._round, self._chores),
-            partial(self._round, last),
-        )
+        schedules = self._chores.pop(SCHEDULES, None)
+        self._threads = [
+            Periodic(
+                "djqueue-maintenance",
+                self._seconds,
+                partial(self._round, self._chores),
+                partial(self._round, last),
+            )
+        ]
+        if schedules is not None:
+            fire = partial(self._call, SCHEDULES, schedules)
+            self._threads.append(Periodic("djqueue-schedules", self._seconds, fire))
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """Leave the work to others, stop the thread, and wait a limited time for a round in progress."""
-        self._thread.stop()
-        self._thread.join(STOP_TIMEOUT)
+        """Leave the work to others, stop the threads, and wait a limited time for a round in progress."""
+        for thread in self._threads:
+            thread.stop()
+        for thread in self._threads:
+            thread.join(STOP_TIMEOUT)
 
     def _round(self, chores: Mapping[str, Callable[[], object]]) -> None:
         for name, chore in chores.items():

@@ -14,6 +14,7 @@ from platform import python_version
 
 from djqueue._version import __version__
 from djqueue.core import procfs
+from djqueue.core.errors import StorageReplacedError
 from djqueue.core.job import Event as JobEvent
 from djqueue.core.workers import DUMP, QUIET, RESUME, STOP, RunningJob, WorkerInfo
 from djqueue.storage.base import Unsubscribe
@@ -153,6 +154,9 @@ class Heartbeat:
             while commands := self._storage.workers.register(self.info()):
                 for command in commands:
                     self._execute(command)
+        except StorageReplacedError as error:
+            self._control.fail(error)
+            return
         except Exception as error:
             self._is_unavailable = True
             self._events.storage_failed("renew", error)

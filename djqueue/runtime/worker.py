@@ -96,6 +96,7 @@ class Worker:
             connect=connect,
         )
         self.storage = storage if storage is not None else get_storage()
+        self.storage.has_worker = True
         if self.storage.on_incidents is None:
             self.storage.on_incidents = announce_incidents
         self.handlers = read_handlers(handlers)
@@ -274,6 +275,10 @@ class Worker:
         # If the run has ended, the storage's answer to its outcome counts.
         if run.outcome is None and self.parts is not None:
             self.parts.executor.stop(run, Stop.LOST)
+
+    def fail(self, error: Exception) -> None:
+        """End with an error, after which no job can be run or reported. From any thread."""
+        self._call("an error that ends the worker", lambda parts: parts.claim_loop.fail(error))
 
     def recycle(self) -> None:
         """Finish the jobs that can finish, and end. Called on the loop, because a handler is stuck."""

@@ -1,7 +1,17 @@
 """Schedules: reading their options, and computing their times. Independent of Django."""
 
 from .expressions import ALIASES
-from .schedule import MISSED, ON_BLACKOUT, OVERLAP, SCHEDULE_PARSERS, Schedule, parse_schedule
+from .schedule import (
+    MISSED,
+    ON_BLACKOUT,
+    OVERLAP,
+    SCHEDULE_PARSERS,
+    Missed,
+    OnBlackout,
+    Overlap,
+    Schedule,
+    parse_schedule,
+)
 
 __all__ = [
     "ALIASES",
@@ -9,6 +19,9 @@ __all__ = [
     "ON_BLACKOUT",
     "OVERLAP",
     "SCHEDULE_PARSERS",
+    "Missed",
+    "OnBlackout",
+    "Overlap",
     "Schedule",
     "parse_schedule",
 ]

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from djqueue.core.errors import OptionError
 from djqueue.core.suggest import FOREIGN_TIMES, nearest
@@ -17,9 +17,12 @@ from .blackouts import blackout_begin, blackout_end, parse_blackouts
 from .expressions import next_run, read_line
 from .zones import parse_timezone
 
-OVERLAP = ("allow", "skip", "one_pending")
-MISSED = ("skip", "one", "all")
-ON_BLACKOUT = ("skip", "put_off")
+Overlap = Literal["allow", "skip", "one_pending"]
+OVERLAP: tuple[str, ...] = get_args(Overlap)
+Missed = Literal["skip", "one", "all"]
+MISSED: tuple[str, ...] = get_args(Missed)
+OnBlackout = Literal["skip", "put_off"]
+ON_BLACKOUT: tuple[str, ...] = get_args(OnBlackout)
 DAY = 86_400_000
 SHORTEST = 1_000
 """Minimum milliseconds of an interval: schedulers check about once a second."""

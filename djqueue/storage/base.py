@@ -26,8 +26,8 @@ The test suite `djqueue.testing.contract` verifies this.
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 from djqueue.core.deadlines import Outage
 from djqueue.core.job import (
@@ -100,6 +100,22 @@ class Storage(ABC):
             except Exception:
                 # The operation that caused them succeeded, and must not fail now.
                 logger.exception("The on_incidents callback raised an exception.")
+
+    has_worker = False
+    """Whether this process has made a worker for it."""
+
+    # In tests.
+
+    @classmethod
+    def options_in_tests(cls, options: Mapping[str, Any], prefix: str) -> dict[str, Any]:  # noqa: ARG003
+        """Return the options with which a test run uses this storage, apart from all other processes.
+
+        Storages in the project's database need nothing else: Django has replaced it by a test database.
+        """
+        return dict(options)
+
+    def discard(self) -> None:  # noqa: B027
+        """Delete what a test run has left, at its end."""
 
     # Connections.
 

@@ -75,7 +75,7 @@ class BulkWriteReport(NamedTuple):
     rejected: Mapping[str, int] = {}
     """Invalid rows, by reason."""
     parts: int = 0
-    """Tasks that staged or enqueued jobs."""
+    """Tasks that staged or changed jobs."""
     operation: str = "enqueue"
     """The operation: enqueue | retry | cancel | delete | update."""
     answers: Mapping[str, int] = {}

@@ -2,12 +2,13 @@
 is detected.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from djqueue.core.clock import Clock
 from djqueue.core.job import Batch, EnqueueResult
+from djqueue.core.options import JobKey
 from djqueue.core.states import State
 from djqueue.storage.export import Feed
 
@@ -66,6 +67,11 @@ class SchedulerRole(Protocol):
     @property
     def clock(self) -> Clock:
         """The clock by which jobs are due."""
+
+    def refused(self, ids: Iterable[str]) -> list[JobKey]:
+        """Return the jobs with one of these ids, in any queue, that only the memory of the scheduler in this
+        process has, because the database refuses their rows.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

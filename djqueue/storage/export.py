@@ -10,17 +10,32 @@ each stream of the storage. The rows between two positions are always the same, 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from djqueue.core.errors import StorageError
 from djqueue.core.job import JobRecord
 from djqueue.core.states import TERMINAL, State
 
+PAGE_BYTES = 1024 * 1024
+"""Bytes of payloads or results after which a page ends, and, in Redis, bytes that one call looks at. A larger
+value has a page of its own."""
 Page = Mapping[str, Sequence[Any]]
 """Lists of values of equal length, by column name: strings, bytes, numbers, tuples of strings, and times in
 UTC milliseconds. None means that the column does not apply to a row. Columns that a storage lacks are
 omitted."""
+T = TypeVar("T")
+
+
+class CallRetry(Protocol):
+    """Makes a call to a storage, perhaps repeatedly, and returns its result."""
+
+    def __call__(self, call: Callable[..., T], /, *args: Any) -> T: ...
+
+
+def once(call: Callable[..., T], /, *args: Any) -> T:
+    """Make a call once."""
+    return call(*args)
 
 
 class ExportFilter(NamedTuple):
@@ -38,6 +53,24 @@ class ExportFilter(NamedTuple):
     """Start of the time range, in UTC milliseconds; see `time` in the tables."""
     until: int | None = None
     """End of the time range, in UTC milliseconds; exclusive."""
+    ids: tuple[str, ...] | None = None
+    """Ids of jobs; None for all."""
+    names: tuple[str, ...] | None = None
+    """Names of jobs; None for all."""
+    tags: tuple[str, ...] | None = None
+    """Tags of jobs and results, of which a job has at least one; None for all jobs."""
+    unique_keys: tuple[str, ...] | None = None
+    """Unique keys of jobs and results; None for all."""
+    subjects: tuple[str, ...] | None = None
+    """Subjects of jobs and results; None for all."""
+
+    def has_name(self, name: str | None) -> bool:
+        """Return whether jobs with a name are wanted."""
+        return self.names is None or name in self.names
+
+    def has_tags(self, tags: Sequence[str]) -> bool:
+        """Return whether jobs with these tags are wanted."""
+        return self.tags is None or not set(self.tags).isdisjoint(tags)
 
     def has_time(self, at: int) -> bool:
         """Return whether a time is in the range."""
@@ -66,8 +99,17 @@ class Export(ABC):
         """Divide the rows into about `many` parts of similar size."""
 
     @abstractmethod
-    def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
-        """Return a part in pages of at most about `size` rows. A page may be empty."""
+    def pages(
+        self, wanted: ExportFilter, part: ExportPart, size: int, retry: CallRetry = once
+    ) -> Iterator[Page]:
+        """Return a part in pages of at most about `size` rows and `PAGE_BYTES`. A page may be empty.
+
+        Args:
+            wanted: The rows and columns.
+            part: The part.
+            size: Maximum number of rows in a page.
+            retry: Makes each call to the storage. A call may be repeated: its rows are returned once.
+        """
 
 
 def error_columns(record: JobRecord) -> tuple[str | None, str | None]:
@@ -233,11 +275,14 @@ class Feed(ABC):
         """
 
     @abstractmethod
-    def read(self, stretch: FeedRange, size: int, *, complete: bool) -> Iterator[Page]:
+    def read(
+        self, stretch: FeedRange, size: int, *, complete: bool, retry: CallRetry = once
+    ) -> Iterator[Page]:
         """Return the rows of a range, in pages of about `size` rows.
 
         Args:
             stretch: The range.
             size: Approximate number of rows in a page.
             complete: Whether to raise EventsLostError if some rows have expired; otherwise, they are skipped.
+            retry: Makes each call to the storage. A call may be repeated: its rows are returned once.
         """

@@ -109,12 +109,8 @@ class Plan(NamedTuple):
     """Milliseconds to remember that the write was published; None for ever."""
     limit: int | None = None
     """Number of pending jobs in a queue above which publishing waits."""
-    frame: str = ""
-    """A fingerprint of the columns and options that turn rows into jobs."""
-    run: str = ""
-    """The run of the streaming query in which the write was committed, if any."""
-    content: int = 0
-    """A checksum of the jobs, whatever their order."""
+    is_batch: bool = False
+    """Whether the write is a batch of a stream, which has one report for all of them."""
 
     @property
     def owner(self) -> str:
@@ -670,8 +666,8 @@ class AbandonedPlans:
         name = report_of(plan.write)
         known = self._reports.get(name)
         if known is None:
-            if not plan.frame:
-                return  # A batch of a stream, which adds to the stream's report when it is repeated.
+            if plan.is_batch:
+                return  # It adds to the report of its stream when it is repeated.
             # The driver died before it saved a report, so the rows that it rejected are not known.
             app = name if plan.app == plan.write else plan.app
             rows = sum(count.queued + count.duplicates + count.completed for count in counts.values())

@@ -147,6 +147,8 @@ def number(value: float | None, places: int | None = None) -> str:
     """Format a number with thousands separators."""
     if value is None:
         return rendering.NOTHING
+    if type(value) is int and not places and -1_000 < value < 1_000:
+        return str(value)  # as in every language, in a tenth of the time
     # Django cuts decimals off.
     rounded = value if places is None else round(value, places)
     return number_format(rounded, decimal_pos=places, force_grouping=True)

@@ -12,6 +12,7 @@ pytest loads this module before Django's settings are known, so that Django is i
 only.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
 
     from .clock import JobClock
     from .environment import JobEnvironment
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Let each test begin without jobs in memory. Django's test cases do so by themselves."""
+    if (storages := sys.modules.get("djqueue.client.storages")) is not None:
+        storages.forget_test_jobs()
+
 
 pytest.register_assert_rewrite("djqueue.testing.contract", "djqueue.testing.waiting")
 

@@ -85,6 +85,20 @@ def test_app_without_jobs_module_is_accepted(settings):
         assert registry.names() == []
 
 
+def test_modules_in_a_package_of_jobs_are_imported(settings, tmp_path, monkeypatch):
+    folder = tmp_path / "parcel_shop" / "jobs"
+    (folder / "letters").mkdir(parents=True)
+    for name in ("../__init__", "__init__", "letters/__init__"):
+        (folder / f"{name}.py").touch()
+    for name in ("mail", "letters/stamps"):
+        (folder / f"{name}.py").write_text("from djqueue import job\n\n@job\ndef send(): ...\n")
+    (folder / "test_mail.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "parcel_shop"]):
+        assert registry.names() == ["parcel_shop.jobs.letters.stamps.send", "parcel_shop.jobs.mail.send"]
+
+
 def test_import_error_in_a_jobs_module_is_not_hidden(settings, tmp_path, monkeypatch):
     app = tmp_path / "broken_shop"
     app.mkdir()

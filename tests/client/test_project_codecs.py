@@ -78,8 +78,8 @@ def test_value_that_a_codec_cannot_read_is_refused(codec: OddCodec, error: Excep
         decode(b"{}", TYPE)
 
 
-@pytest.mark.django_db(transaction=True)
-def test_codecs_of_async_callers_may_query_the_database(codec: OddCodec) -> None:
+def querying(codec: OddCodec) -> list[threading.Thread]:
+    """Let a codec query the database, and return the threads on which it does."""
     threads: list[threading.Thread] = []
 
     def slow_dumps(value: Any) -> str:
@@ -91,6 +91,12 @@ def test_codecs_of_async_callers_may_query_the_database(codec: OddCodec) -> None
         return json.loads(data)[User.objects.count() + 1]
 
     codec.encode, codec.decode = slow_dumps, slow_loads
+    return threads
+
+
+@pytest.mark.django_db(transaction=True)
+def test_codecs_of_async_callers_may_query_the_database(codec: OddCodec) -> None:
+    threads = querying(codec)
     queue = Queue("odd", content_type=TYPE)
     odd = job(name="odd", queue="odd", content_type=TYPE)(lambda n: n)
 
@@ -113,3 +119,25 @@ def test_codecs_of_async_callers_may_query_the_database(codec: OddCodec) -> None
         return found
 
     assert async_to_sync(answers)() == [2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_codecs_of_async_streams_run_off_the_loop(codec: OddCodec) -> None:
+    threads = querying(codec)
+    queue = Queue("odd", content_type=TYPE)
+    odd = job(name="odd", queue="odd", content_type=TYPE)(lambda n: n)
+
+    async def items() -> list[Any]:
+        async def generate(job: Any) -> Any:
+            [n] = job.payload.get("args") or [job.payload["n"]]
+            for number in range(n):
+                yield number
+
+        async with working(get_storage(), {"odd": generate}):
+            streams = [queue.aenqueue_and_stream({"n": 2}, wait=PATIENCE), odd.aenqueue_and_stream(3)]
+            found = [[item async for item in stream] for stream in streams]
+        assert threading.current_thread() not in threads
+        return found
+
+    assert async_to_sync(items)() == [[0, 1], [0, 1, 2]]
+    assert threads

@@ -164,3 +164,12 @@ def test_enqueue_result_can_be_a_dependency(pay):
 
     assert Queue("orders").get_job(second.id).state == "blocked"
     assert pay.using(depends_on=first).options.job.depends_on == (("orders", first.id),)
+
+
+def test_naive_time_is_in_the_time_zone_of_a_project_without_use_tz(settings):
+    settings.USE_TZ = False
+    settings.TIME_ZONE = "Europe/Berlin"
+
+    for options in ({"run_at": datetime(2030, 1, 1, 12)}, {"run_at": datetime(2030, 1, 1, 11, tzinfo=UTC)}):
+        result = Queue("orders").enqueue(1, **options)
+        assert result.job().run_at == datetime(2030, 1, 1, 11, tzinfo=UTC)

@@ -8,6 +8,7 @@ import pytest
 
 from djqueue import Queue, chain, chord, flow, group, job
 from djqueue.client.queue import EVENTS
+from djqueue.conf import READERS
 from djqueue.core import suggest
 from djqueue.core.errors import JobNameError, UnknownJobError
 from djqueue.errors import ArgumentsError, OptionError
@@ -318,3 +319,40 @@ def test_names_that_are_not_in_the_package_suggest_the_djqueue_name(name, here):
         getattr(djqueue, name)
     with pytest.raises(AttributeError, match=r"no attribute 'nonsense'$"):
         _ = djqueue.nonsense
+
+
+# Waiting, and async code.
+
+
+def test_timeout_of_a_wait_suggests_wait(charging, do):
+    with pytest.raises(ArgumentsError, match=r"pass wait=5; .* use charge\.using\(timeout=5\)"):
+        do(charging, "enqueue_and_wait", 42, timeout=5)
+
+
+def test_function_with_a_timeout_gets_it(queue, djqueue_immediate):
+    @job(name="fetch")
+    def fetch(timeout):
+        return timeout
+
+    assert fetch.enqueue_and_wait(timeout=5) == 5
+
+
+@pytest.mark.parametrize(
+    ("attribute", "call"),
+    [
+        ("delay", r"charge\.enqueue\("),
+        ("kiq", r"charge\.enqueue\("),
+        ("kicker", r"charge\.using\("),
+        ("send_with_options", r"charge\.using\("),
+        ("call_local", r"charge\("),
+        ("retry", r"djqueue\.Retry\("),
+    ],
+)
+def test_task_attributes_of_other_libraries_suggest_the_djqueue_call(charging, attribute, call):
+    with pytest.raises(AttributeError, match=call):
+        getattr(charging, attribute)
+
+
+def test_suggested_settings_exist():
+    assert set(suggest.FOREIGN_SETTINGS.values()) | set(suggest.SETTING_NOTES) <= set(READERS)
+    assert (set(suggest.FOREIGN_SETTINGS) | set(suggest.EXPLAINED_SETTINGS)).isdisjoint(READERS)

@@ -10,6 +10,7 @@ from threading import Barrier, Thread
 
 import pytest
 
+from djqueue import codecs
 from djqueue.codecs import MSGPACK, content_id, decode, encode, get_encoder
 from djqueue.core.errors import PayloadTooLargeError, SerializationError
 from tests.support import PATIENCE
@@ -114,6 +115,17 @@ def test_kombu_is_imported_only_when_it_is_used():
     )
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_json_without_kombu_is_refused_with_the_extra_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kombu", None)  # an import of it fails
+    monkeypatch.delitem(sys.modules, "djqueue.codecs.registry", raising=False)
+    monkeypatch.delattr(codecs, "registry", raising=False)
+
+    assert decode(encode((1,), MSGPACK), MSGPACK) == (1,)
+    for attempt in (lambda: encode([1], JSON), lambda: decode(b"[1]", JSON)):
+        with pytest.raises(SerializationError, match=r'pip install "djqueue\[kombu\]"'):
+            attempt()
 
 
 def test_threads_can_share_an_encoder():

@@ -18,7 +18,7 @@ IDLE = worker("idle", concurrency=2, active=1)
 OBSTACLES = {
     "paused": {"paused": True},
     "key_paused": {"concurrency_key": "g", "key_paused": True},
-    "held": {"hold": Hold("handler", AT - 1, AT + 4, "the provider is down")},
+    "held": {"hold": Hold("handler", AT - 1, AT + 6, "the provider is down")},
     "delayed": {"state": State.DELAYED, "run_at": AT + 5},
     "blocked": {"state": State.BLOCKED, "unmet": (Dependency("q", "x", State.ACTIVE),)},
     "key_rate": {"concurrency_key": "g", "key_next_at": AT + 7},
@@ -45,7 +45,7 @@ EVIDENCE = {
     "delayed": {"until": AT + 5},
     "blocked": {"unmet": (Dependency("q", "x", State.ACTIVE),)},
     "key_paused": {"concurrency_key": "g"},
-    "held": {"until": AT + 4, "reason": "the provider is down"},
+    "held": {"until": AT + 6, "reason": "the provider is down"},
     "key_rate": {"concurrency_key": "g", "until": AT + 7},
     "key_busy": {"concurrency_key": "g", "limit": 2, "holders": HOLDERS, "before": 3},
     "behind_rate": {"until": AT + 9, "before": 3},
@@ -118,6 +118,15 @@ def test_due_delayed_job_waits_for_its_turn() -> None:
 
     assert decide(facts, [IDLE]).verdict == "waiting_turn"
     assert decide(facts, []).verdict == "no_worker"
+
+
+def test_hold_that_ends_before_a_delayed_job_is_due_does_not_keep_it_waiting() -> None:
+    delayed = WAITING._replace(state=State.DELAYED, run_at=AT + 5)
+
+    for until, verdict in ((AT + 5, "delayed"), (AT + 6, "held"), (None, "held")):
+        assert decide(delayed._replace(hold=Hold("handler", AT, until)), [IDLE]).verdict == verdict
+    overdue = delayed._replace(run_at=AT - 5, hold=Hold("handler", AT, AT + 1))
+    assert decide(overdue, [IDLE]).verdict == "held"
 
 
 def test_job_heavier_than_the_limit_runs_alone() -> None:

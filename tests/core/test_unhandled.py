@@ -3,6 +3,7 @@
 from djqueue.contrib.celery import values
 from djqueue.core.engine import Engine
 from djqueue.core.overview import QueueOverview
+from djqueue.core.policies import Hold
 from djqueue.core.workers import CELERY_RECORDS, WorkerInfo, unhandled
 
 
@@ -35,6 +36,11 @@ def test_quiet_worker_handles_its_names_and_stopping_worker_does_not():
     rows, other = [queue("emails", new=1)], worker("other")
     assert unhandled(rows, [worker("new", state="quiet"), other]) == []
     assert unhandled(rows, [worker("new", state="stopping"), other]) == [("emails", "new", 1)]
+
+
+def test_held_name_needs_no_handler_yet():
+    held = queue("emails", new=1, mail=2)._replace(holds=(Hold("mail", 0),))
+    assert unhandled([held], [worker("other")]) == [("emails", "new", 1)]
 
 
 def test_values_of_celery_need_no_worker():

@@ -147,14 +147,13 @@ def test_bulk_write_of_dead_publisher_is_unfinished(client, kept, monkeypatch):
     assert "The next write of the same application resumes this one." in shown
 
 
-def test_failed_bulk_write_advises_rerun_only_if_nothing_was_enqueued(client, kept):
-    advice = "No jobs were enqueued: run the load again"
-    kept.keep(report(WRITE, state=FAILED, shares={"emails": QueueShare(2, 0)}))
-    staged = text(client.get(address(BY_NAME["bulk_write"])))
-    kept.keep(report("w2", state=FAILED, shares={"emails": QueueShare()}))
-    direct = text(client.get(address(BY_NAME["bulk_write"]).replace(WRITE, "w2")))
+@pytest.mark.parametrize("share", [QueueShare(2, 0), QueueShare()])
+def test_failed_bulk_write_advises_to_run_the_load_again(client, kept, share):
+    kept.keep(report(WRITE, state=FAILED, shares={"emails": share}))
 
-    assert (advice in staged, advice in direct) == (True, False)
+    shown = text(client.get(address(BY_NAME["bulk_write"])))
+
+    assert "No jobs were enqueued: run the load again" in shown
 
 
 def test_failed_bulk_write_offers_no_action_for_jobs_of_other_writes(client, kept):

@@ -33,7 +33,8 @@ PAGES = (OVERVIEW, "/admin/djqueue/dashboard/queues/", "/admin/djqueue/job/")
 class Visitor:
     """A process of the project."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, process: "subprocess.Popen[str]", database: str) -> None:
+        self.database = database
         self._process = process
 
     def hears(self) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def visitor_of(server: servers.PostgresServer, port: int) -> Iterator[Visitor]:
         command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
-            visitor = Visitor(process)
+            visitor = Visitor(process, name)
             assert visitor.hears() == {"ready": True}
             yield visitor
         finally:
@@ -103,7 +104,7 @@ def assert_unavailable(answer: dict[str, Any]) -> None:
 
 def test_list_in_the_admin_names_the_session_that_has_locked_its_table(postgres, visitor):
     shown(visitor, "/admin/djqueue/job/")
-    with psycopg.connect(postgres.database_url("djqueue_scratch_1")) as other:
+    with psycopg.connect(postgres.database_url(visitor.database)) as other:
         other.execute("LOCK TABLE djqueue_job IN ACCESS EXCLUSIVE MODE")
         session = other.info.backend_pid
         answer = visitor.get("/admin/djqueue/job/")

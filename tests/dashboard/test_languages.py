@@ -18,7 +18,7 @@ from djqueue.core.overview import DiagnosticLine
 from djqueue.dashboard import diagnostics, rendering
 from djqueue.dashboard.reading import read_cache
 from djqueue.dashboard.views import schedules
-from djqueue.models import CronJob
+from djqueue.models import AuditEvent, CronJob
 from tests.admin.factories import make_superuser
 from tests.dashboard.visiting import PAGES, address, logged_in
 from tools import messages
@@ -152,6 +152,14 @@ def test_states_are_not_translated_by_messages_of_django(german, busy):
     texts = opened(queues).texts
     assert "aktiv" in texts
     assert "Aktiv" not in texts
+
+
+def test_history_says_in_german_that_arguments_were_changed(german):
+    detail = {"name": "nightly", "changed": {"kwargs": "changed"}}
+    AuditEvent.objects.create(at=datetime(2026, 3, 4, tzinfo=UTC), user="ann", action="none", detail=detail)
+    texts = opened(BY_NAME["history"]).texts
+    assert [text for text in texts if text.endswith(" geändert")]
+    assert not [text for text in texts if "changed" in text]
 
 
 def test_cron_line_is_described_in_german():

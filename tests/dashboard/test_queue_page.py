@@ -344,3 +344,9 @@ def test_charts_show_no_annotations_if_their_table_is_missing(queue, viewer):
 
     with connection.execute_wrapper(no_such_table):
         assert "djq-throughput" in shown(viewer)
+
+
+def test_large_counts_have_separators_of_thousands(queue, viewer):
+    queue.enqueue_many(range(1_201), concurrency_key="g")
+
+    assert "1,200 jobs are waiting for their concurrency keys." in shown(viewer)

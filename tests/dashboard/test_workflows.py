@@ -1,5 +1,7 @@
 """Workflows: the list, the graph, the retry of failed jobs, and the neighbors of a job."""
 
+import re
+from html import unescape
 from xml.etree import ElementTree
 
 import pytest
@@ -99,14 +101,16 @@ def test_unknown_job_has_no_workflow(viewer):
     assert "Job job-1 was not found" in response.content.decode()
 
 
-def test_list_shows_last_job_and_progress_of_workflow(storage, pages, viewer):
+def test_list_shows_first_job_and_progress_of_workflow(storage, pages, viewer):
     assert "1/3" not in page(viewer, "workflows")
     work(storage)
 
     html = page(viewer, "workflows")
 
     assert html.count("data-djq-row") == 1
-    assert ">merge</a>" in html
+    assert ">fetch</a>" in html
+    assert "and 1 other" in html
+    assert re.search(r'class="djq-note djq-mono">1</span>', html)
     assert "1/3" in html
     assert "No matching workflows" in page(viewer, "workflows", state="failed")
 
@@ -289,6 +293,32 @@ def test_all_workflows_are_found_among_many_other_jobs_with_few_queries(storage)
 
     assert html.count("data-djq-row") == 8
     assert len(captured) <= 35
+
+
+@pytest.mark.parametrize("state", ["live", "completed", "failed"])
+def test_every_workflow_is_on_one_page_of_the_list(storage, viewer, monkeypatch, state):
+    if not storage.capabilities.mirrored_states:
+        pytest.skip("the engine keeps no rows to search")
+    monkeypatch.setattr(workflows, "MAX_LISTED", 2)
+    monkeypatch.setattr(workflows, "MAX_CANDIDATES", 7)
+    emails = Queue("emails")
+    for number, size in enumerate((5, 1, 86, 2, 3)):
+        parts = [emails.node(number, name="fetch") for _ in range(size - 1)]
+        last = emails.node(number, name="merge", id=f"last-{number}")
+        (chord(parts, then=last) if parts else chain(last)).enqueue()
+    while state != "live" and work(storage, "fail" if state == "failed" else "complete", slots=50):
+        pass
+
+    sizes, url = [], address(BY_NAME["workflows"], state=state)
+    while url:
+        read_cache.clear()
+        html = viewer.get(url).content.decode()
+        sizes.append(re.findall(r"<progress .* max=\"(\d+)\"", html))
+        older = re.search(r'href="([^"]+)" rel="next"', html)
+        url = older and unescape(older[1])
+
+    assert sorted(int(size) for one in sizes for size in one) == [2, 3, 5, 86]
+    assert len(sizes) >= 2
 
 
 @pytest.mark.parametrize("count", [5, 40])

@@ -4,8 +4,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from django.core.management import get_commands, load_command_class
+
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / "README.md", *DOCS]
 
 FENCE = re.compile(r"^```([a-z]+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LABEL = "<!-- table: {} -->"
@@ -58,3 +61,18 @@ def table(page: str, label: str) -> list[list[str]]:
 def first_cells(page: str, label: str) -> list[str]:
     """The first cell of each row: see `table`."""
     return [row[0] for row in table(page, label)]
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the labels of a page, and the anchors of its headings."""
+    text = FENCE.sub("", page.read_text())
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r"^\(([\w-]+)\)=$", text, re.MULTILINE))
+
+
+def check_management_command(words: list[str]) -> None:
+    """Fail if `manage.py` has no such command, or the command no such flags."""
+    name, *arguments = words
+    assert name in get_commands()
+    load_command_class(get_commands()[name], name).create_parser("manage.py", name).parse_args(arguments)

@@ -1,11 +1,13 @@
 """The documentation matches the package: its examples run, and its tables are complete."""
 
 import ast
+import importlib
 import inspect
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import types
 import unittest
 from collections.abc import Awaitable
@@ -15,9 +17,10 @@ from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
+import uvicorn
 from asgiref.sync import async_to_sync
 from django.core.checks import Error
-from django.core.management import get_commands, load_command_class
+from django.core.management import load_command_class
 from django.core.management.base import BaseCommand, DjangoHelpFormatter
 from django.test import RequestFactory, override_settings
 from django.utils.module_loading import import_string
@@ -53,9 +56,19 @@ from djqueue.storage.scheduler import SchedulerStorage
 from djqueue.testing.draining import drain
 from djqueue.testing.environment import job_environment
 from tests.support import PATIENCE
-from tools.benchmarks.measures import MEASURES
 
-from .pages import PAGES, ROOT, Block, blocks, first_cells, table
+from .pages import (
+    DOCS,
+    FENCE,
+    PAGES,
+    ROOT,
+    Block,
+    anchors,
+    blocks,
+    check_management_command,
+    first_cells,
+    table,
+)
 
 MEMORY = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
 DATABASE: dict[str, object] = {}
@@ -220,26 +233,10 @@ def check_command(words: list[str]) -> None:
         source = (ROOT / "tools" / "benchmarks" / "__main__.py").read_text()
         for flag in (word for word in words[3:] if word.startswith("--")):
             assert f'"{flag}"' in source
+    elif words[0] == "uvicorn":
+        uvicorn.main.make_context("uvicorn", words[1:])
     else:
         assert words[0] in {"pip", "docker", "sqlite3"}, words
-
-
-def check_management_command(words: list[str]) -> None:
-    name, *arguments = words
-    assert name in get_commands()
-    load_command_class(get_commands()[name], name).create_parser("manage.py", name).parse_args(arguments)
-
-
-def test_systemd_unit_and_dockerfile_use_existing_flags():
-    [unit] = blocks(ROOT / "docs" / "workers.md", "ini")
-    [image] = blocks(ROOT / "docs" / "workers.md", "dockerfile")
-    started = re.search(r"^ExecStart=\S+ manage\.py (.*)$", unit.text, re.MULTILINE)
-    command = re.search(r"^CMD (\[.*\])$", image.text, re.MULTILINE)
-    assert started is not None
-    assert command is not None
-
-    check_management_command(shlex.split(started[1]))
-    check_management_command(ast.literal_eval(command[1])[2:])
 
 
 # Tables.
@@ -500,10 +497,6 @@ def test_table_of_redis_keys_has_the_keys_of_every_script():
     assert named <= declared | {RESULT, LOG_LINES, ITEMS, GONE}
 
 
-def test_table_of_benchmark_metrics_is_complete():
-    assert first_cells("benchmarks.md", "metrics") == list(MEASURES)
-
-
 def test_states_page_matches_the_transition_table(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "docs" / "_ext")
     import drawing
@@ -538,6 +531,73 @@ def test_files_and_folders_named_in_the_docs_exist():
     named = {(page.name, name) for page in PAGES for name in path.findall(page.read_text())}
 
     assert sorted((page, name) for page, name in named if not (ROOT / name).exists()) == []
+
+
+def test_every_page_is_in_a_table_of_contents():
+    trees = re.findall(
+        r"^```\{toctree\}\n(.*?)^```$", "\n".join(map(Path.read_text, DOCS)), re.MULTILINE | re.DOTALL
+    )
+    listed = {line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")}
+
+    assert listed == {page.stem for page in DOCS} - {"index"}
+
+
+def test_links_between_pages_lead_to_pages_and_headings(subtests):
+    for page in DOCS:
+        text = FENCE.sub("", page.read_text())
+        for target, anchor in re.findall(r"\]\(([\w-]+\.md|)#?([\w-]*)\)", text):
+            with subtests.test(f"{page.name}: {target}#{anchor}"):
+                assert not anchor or anchor in anchors(page.with_name(target or page.name))
+
+
+def test_terms_of_the_glossary_are_sorted():
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    terms = re.findall(r"\n(\w[\w ]*)\n  ", text)
+
+    assert len(terms) > 30
+    assert terms == sorted(terms)
+
+
+def test_symptoms_have_a_cause_and_a_remedy(subtests):
+    text = (ROOT / "docs" / "symptoms.md").read_text()
+    for symptom in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
+        with subtests.test(symptom.splitlines()[0]):
+            parts = re.findall(r"^\*\*(.*?)\.\*\*", symptom, re.MULTILINE)
+            assert [part for part in parts if part != "How to see it"] == ["Cause", "Remedy"]
+
+
+def test_public_interfaces_exist():
+    cells = " ".join(first_cells("versioning.md", "public"))
+    names = set(re.findall(r"djqueue(?:\.\w+)+", cells))
+
+    assert len(names) > 15
+    for name in sorted(names):
+        assert exists(name), name
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or a name in one."""
+    module, _, last = name.rpartition(".")
+    try:
+        return bool(importlib.import_module(name))
+    except ModuleNotFoundError:
+        return exists(module) if last == "reads" else hasattr(importlib.import_module(module), last)
+
+
+def test_supported_versions_are_those_of_the_metadata():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    rows = {row[0]: row[1] for row in table("versioning.md", "support")}
+    named = [one.rpartition(" :: ") for one in project["classifiers"]]
+
+    for kind, prefix in (("Python", "Programming Language :: Python"), ("Django", "Framework :: Django")):
+        versions = [last for lead, _, last in named if lead == prefix and re.fullmatch(r"\d+\.\d+", last)]
+        assert rows[kind].split(", ") == versions
+    extras = project["optional-dependencies"]
+    for kind, extra in (("Celery", "celery"), ("PySpark", "spark")):
+        [minimum] = re.findall(
+            r"^(?:celery|pyspark\[sql\])>=([\d.]+)", "\n".join(extras[extra]), re.MULTILINE
+        )
+        assert rows[kind] == f"{minimum} and later"
 
 
 def test_functions_named_in_the_architecture_are_in_their_files():

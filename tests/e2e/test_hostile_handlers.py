@@ -16,11 +16,16 @@ DATABASES["default"]["OPTIONS"] = {"transaction_mode": "IMMEDIATE", "timeout": 2
 DJQUEUE = {"HEARTBEAT": 0.5, "QUEUES": {"hostile": {"LEASE": 1}}}
 """
 JOBS = """
-import asyncio, os, sys, threading
+import asyncio, os, sys, threading, time
 from djqueue import job
 
 @job
 def harmless():
+    return "done"
+
+@job
+async def sleeps():
+    await asyncio.sleep(0.01)
     return "done"
 
 @job(max_attempts=1, max_stalls=0, queue="hostile")
@@ -55,6 +60,15 @@ async def cancels_all_tasks():
     return "done"
 
 @job(max_attempts=1, queue="hostile")
+def replaces_clocks():
+    time.monotonic = time.time = lambda: 0.0
+
+@job(max_attempts=1, max_stalls=0, queue="hostile")
+async def closes_all_descriptors():
+    os.closerange(0, 64)
+    await asyncio.sleep(60)
+
+@job(max_attempts=1, queue="hostile")
 def exits_in_a_thread():
     thread = threading.Thread(target=sys.exit)
     thread.start()
@@ -82,6 +96,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project,
         ("stops_the_loop.enqueue()", ["completed", ""]),
         ("exits_in_a_thread.enqueue()", ["completed", ""]),
         ("cancels_all_tasks.enqueue()", ["completed", ""]),
+        ("replaces_clocks.enqueue()", ["completed", ""]),
+        ("closes_all_descriptors.enqueue()", ["failed", "worker_lost"]),
         ("exits.enqueue(0)", ["failed", "worker_lost"]),
         ("exits.enqueue(78)", ["failed", "worker_lost"]),
     ],
@@ -96,5 +112,6 @@ def test_job_of_a_hostile_handler_ends_and_the_service_goes_on(
     eventually(lambda: shop.run(state) in ("completed", "failed"))
 
     assert shop.run(f"{state}, job.reason") == outcome, workers.output
-    assert shop.run("from shop.jobs import *\nanswer = harmless.enqueue_and_wait(wait=60)") == "done"
+    for name in ("harmless", "sleeps"):
+        assert shop.run(f"from shop.jobs import *\nanswer = {name}.enqueue_and_wait(wait=60)") == "done"
     assert workers.process.poll() is None, workers.output

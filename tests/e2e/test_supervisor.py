@@ -5,9 +5,11 @@ import os
 import pty
 import signal
 import socket
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +256,25 @@ def test_crash_of_worker_process_fails_only_its_own_job(shop: Shop) -> None:
         assert shop.state()["restarts"] >= 2
 
 
+def test_worker_whose_sqlite_file_is_replaced_says_so_and_ends_and_its_successor_uses_the_new_file(
+    shop: Shop,
+) -> None:
+    path = shop.project.folder / "db.sqlite3"
+    with shop.start() as workers:
+        shop.is_up()
+        first = shop.pids()["worker 1"]
+        with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(f"{path}-backup")) as copy:
+            source.backup(copy)
+        os.replace(f"{path}-backup", path)
+        for suffix in ("-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        workers.says("db.sqlite3 was removed or replaced while this process had it open")
+        workers.says("(worker 1) ended (exit code 1); restarting it")
+        eventually(lambda: shop.pids().get("worker 1", first) != first)
+        assert shop.call("where.enqueue_and_wait(wait=60)")[0] == shop.pids()["worker 1"]
+        assert workers.output.count("was removed or replaced") == 1
+
+
 @pytest.mark.thorough
 def test_handler_that_holds_the_gil_does_not_delay_other_processes(shop: Shop) -> None:
     with shop.start("--processes", "2", "--concurrency", "1"):
@@ -271,7 +292,7 @@ def test_second_signal_cancels_running_jobs_of_all_workers(shop: Shop) -> None:
         shop.call("patient.enqueue().id")
         workers.says("patient began")
         workers.signal()
-        workers.says("is stopping; 1 jobs are still running")
+        workers.says("is stopping; jobs still running: 1")
         workers.signal()
         assert workers.ends() == 0
     assert "patient was asked to stop" in workers.output
@@ -503,3 +524,26 @@ def test_mirror_runs_in_its_own_process_on_redis(tmp_path: Path, redis_server: A
         eventually(lambda: shop.run(count) == 1)
         workers.signal()
         assert workers.ends() == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (ON_SQLITE, "run manage.py migrate --database default"),
+        (ON_REDIS % "redis://127.0.0.1:1/0", "127.0.0.1:1"),
+        (ON_REDIS % "redis://nowhere.invalid/0", "nowhere.invalid"),
+    ],
+    ids=["before migrate", "wrong port", "wrong host"],
+)
+def test_supervisor_exits_at_once_with_the_reason_last_if_the_storage_cannot_be_used(
+    tmp_path: Path, settings: str, words: str
+) -> None:
+    project = Project(tmp_path, JOBS % 1, settings)
+
+    done = project.manage("runworkers")
+
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1
+    assert last.startswith("CommandError: ")
+    assert words in last
+    assert "restarting" not in done.stderr

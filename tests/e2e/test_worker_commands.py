@@ -107,7 +107,7 @@ def test_worker_obeys_dump_quiet_resume_and_stop_commands(project: Project) -> N
         assert manager.control("w1", "resume") == "asked"
         eventually(lambda: manager.counts()["active"] == 1)
         assert manager.control("w1", "stop") == "asked"
-        worker.says("Worker w1 is stopping; 1 jobs are still running")
+        worker.says("Worker w1 is stopping; jobs still running: 1")
         (project.folder / "second").touch()
         assert worker.ends() == 0
         assert "2 completed" in worker.output

@@ -378,8 +378,21 @@ def test_held_jobs_are_healthy_and_the_doctor_says_how_to_release_them(storage: 
     [evidence] = held.evidence
     assert (evidence.name, evidence.size, evidence.text) == (f.NAME, 2, "the provider is down")
     f.enqueue(storage, name="free")
-    live(storage, names=("free",))
-    assert ids() - before == {"problem.held"}
+    live(storage, names=("free",), active=1)
+    assert ids() - before == {"problem.held", "doctor.slow"}
+
+
+def test_held_jobs_hide_no_other_job_that_waits(storage: Storage) -> None:
+    f.enqueue_many(storage, 30, name="mail")
+    storage.queues.hold(f.QUEUE, "mail", None, "")
+    assert failed() == []
+    other = f.enqueue(storage)
+    assert failed() == ["workers"]
+
+    live(storage, names=(f.NAME, "mail"))
+    assert failed() == ["claims"]
+    storage.jobs.cancel(f.QUEUE, [other])
+    assert failed() == []
 
 
 def test_doctor_explains_why_jobs_of_a_served_queue_wait(storage: Storage) -> None:

@@ -262,7 +262,8 @@ def storage(
         server.clean()
         made = RedisStorage(url=server.url, clock=clock, timeout=PATIENCE)
     made.on_incidents = announcing.announce_incidents
-    monkeypatch.setattr("djqueue.client.storages._storage", made)
+    for name, value in (("_make", lambda: made), ("_storage", made), ("_made_for", None)):
+        monkeypatch.setattr(f"djqueue.client.storages.{name}", value)
     made.connect()
     yield made
     made.close()

@@ -12,6 +12,7 @@ from djqueue import Limiter, Queue, Worker, chain, client, job
 from djqueue.client.flows import FlowResult
 from djqueue.client.info import JobInfo, JobStatus
 from djqueue.core.job import DeadLetterRecord, Event
+from djqueue.core.policies import Hold
 from djqueue.storage.base import Storage
 from djqueue.testing.factories import a_failed_job, an_active_job, enqueue
 from djqueue.testing.factories import job as record_of
@@ -304,6 +305,8 @@ def plain(answer: Any) -> Any:
         return answer._replace(created_at=NEVER)
     if isinstance(answer, DeadLetterRecord):
         return answer._replace(entered_at=0, expires_at=0)
+    if isinstance(answer, Hold):
+        return answer._replace(since=0)
     if isinstance(answer, Exception):
         return type(answer), str(answer)
     if isinstance(answer, list):

@@ -286,16 +286,20 @@ def test_heartbeat_logs_a_summary_of_processed_jobs_once(monkeypatch, caplog):
     with Worker(get_storage(), heartbeat=0.01) as worker:
         double.enqueue(1)
         eventually(lambda: worker.counters.completed == 1)
-        eventually(lambda: any("Processed 1 jobs" in line for line in messages(caplog, logging.INFO)))
+        eventually(
+            lambda: any("Jobs since the last summary: 1;" in line for line in messages(caplog, logging.INFO))
+        )
 
-    summaries = [line for line in messages(caplog, logging.INFO) if line.startswith("Processed ")]
+    summaries = [line for line in messages(caplog, logging.INFO) if line.startswith("Jobs since ")]
     assert len(summaries) == 1
 
 
 def test_undeclared_empty_queue_gets_a_suggestion():
     output = run("--queues", "smus")
 
-    assert "Queue 'smus' is not declared and has no jobs. Did you mean 'sums'?" in output
+    assert "Queue 'smus' has no jobs, and no job type, schedule or setting names it." in output
+    assert "Did you mean 'sums'?" in output
+    assert "Queue 'nope' has no jobs" in run("--queues", "nope")
 
 
 def test_undeclared_queue_with_jobs_gets_no_suggestion():

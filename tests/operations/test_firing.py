@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,7 @@ from djqueue.testing.factories import (
     retrying,
 )
 from tests.support import PATIENCE
+from tests.tables import refusing
 
 NAME = "digest"
 MINUTE = 60_000
@@ -411,6 +413,26 @@ def test_rejected_slot_is_retried_and_delays_no_other(
     assert times(full) == (1, FIRST, FIRST + EVERY)
 
 
+@pytest.mark.parametrize("storage", ["database"], indirect=True)
+def test_run_whose_job_the_database_refuses_is_skipped_with_the_reason_and_delays_no_other(
+    storage: Storage, firing: Firing, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = a_cron_job("bad", next_run_at=to_datetime(FIRST))
+    other = a_cron_job("other", next_run_at=to_datetime(FIRST))
+
+    with refusing("NEW.job_id LIKE 'cron:bad:%'"):
+        goes_to(firing, clock, FIRST)
+        goes_to(firing, clock, FIRST + EVERY)
+    assert times(other) == (2, FIRST + EVERY, FIRST + 2 * EVERY)
+    assert times(bad) == (0, None, FIRST + 2 * EVERY)
+    assert bad.skipped_at == to_datetime(FIRST + EVERY)
+    assert re.fullmatch("refused by the database: .*refused.*", bad.skip_reason)
+    assert caplog.text.count("Schedule bad: its run was skipped, because the database refused the job") == 1
+
+    goes_to(firing, clock, FIRST + 2 * EVERY)
+    assert times(bad) == (1, FIRST + 2 * EVERY, FIRST + 3 * EVERY)
+
+
 # Middleware, and signals.
 
 
@@ -712,6 +734,23 @@ def test_row_records_the_process_that_fires_it(
     goes_to(another(storage, clock), clock, FIRST + TAKEOVER_AFTER)
     row.refresh_from_db()
     assert (row.firing_at, row.firing_by) == (None, "")
+
+
+@on_memory
+def test_slot_whose_row_was_marked_slowly_is_enqueued_in_the_same_pass(
+    storage: Storage, firing: Firing, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = a_cron_job(next_run_at=to_datetime(FIRST))
+    begin = firing._begin
+
+    def slowly(attempts: Any) -> Any:
+        begun = begin(attempts)
+        clock.advance(10_000)
+        return begun
+
+    monkeypatch.setattr(firing, "_begin", slowly)
+    goes_to(firing, clock, FIRST)
+    assert times(row) == (1, FIRST, FIRST + EVERY)
 
 
 def test_slot_taken_over_is_not_counted_as_missed(

@@ -1078,20 +1078,6 @@ def test_the_version_of_mirrored_rows_stays_while_nothing_is_copied(storage, mir
     assert leaderlease.version("default") == known
 
 
-def test_rows_written_by_others_change_the_version(storage, mirror):
-    seen = [leaderlease.version("default")]
-    leaderlease.mark_changed_rows("default")
-    seen.append(leaderlease.version("default"))
-    f.enqueue(storage, id="a")
-    copy_all(mirror)
-    seen.append(leaderlease.version("default"))
-    for _ in range(2):
-        leaderlease.mark_changed_rows("default")
-        seen.append(leaderlease.version("default"))
-    assert len(set(seen)) == len(seen)
-    assert leaderlease.version("default") == seen[-1]
-
-
 def test_changes_of_mirrored_rows_in_one_millisecond_have_different_versions(storage, clock, tables):
     mine = leaderlease.LeaderLease("default", clock, "mirror")
     assert mine.acquire()

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.units import to_datetime
 from djqueue.operations.firing import Firing
 from djqueue.operations.sweeps import firing_of, scheduling
+from djqueue.storage import chores
 from djqueue.storage.base import Storage
 from djqueue.storage.chores import chores_of
 from djqueue.storage.database import DatabaseStorage
@@ -54,6 +56,22 @@ def test_worker_fires_due_schedules(
         storage.close()
     assert seen == [{"args": [1], "kwargs": {}}]
     assert row.name == "mine"
+
+
+def test_schedules_do_not_wait_for_other_chores(tables: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("djqueue.runtime.maintenance.INTERVAL", 0.01)
+    begun, go_on = Event(), Event()
+
+    def hang() -> None:
+        begun.set()
+        go_on.wait(PATIENCE)
+
+    monkeypatch.setitem(chores.makers, "alerts", lambda _storage: hang)
+    with Worker(MemoryStorage(), handlers={"work": lambda job: None}):
+        assert begun.wait(PATIENCE)
+        a_row_that_is_due()
+        eventually(lambda: models.CronJob.objects.get().executions == 1)
+        go_on.set()
 
 
 def the_scheduler(folder: Path) -> SchedulerStorage:

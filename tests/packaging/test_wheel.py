@@ -16,6 +16,9 @@ from tests.sharing import made_once
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBE = Path(__file__).with_name("probe.py")
+CONTRACT = "djqueue/testing/contract/"
+LIMIT = 2_000_000
+"""Bytes of a wheel."""
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +48,7 @@ def test_wheel_contains_every_file_of_the_package_once(wheel):
     package = (path for path in ROOT.glob("djqueue/**/*") if path.is_file())
     files = {path for path in package if "__pycache__" not in path.parts}
     expected |= {str(path.relative_to(ROOT)) for path in files if path.suffix != ".po"}
+    expected = {name for name in expected if not name.startswith(CONTRACT)}
     for folder in ("templates", "static"):
         shipped = [path for path in (ROOT / folder).rglob("*") if path.is_file()]
         assert shipped, f"{folder}/ is empty"
@@ -52,16 +56,37 @@ def test_wheel_contains_every_file_of_the_package_once(wheel):
 
     assert len(contents) == len(set(contents))
     assert expected <= set(contents)
-    assert not [name for name in contents if name.endswith(".po")]  # compiled catalogs suffice
+    assert not [name for name in contents if name.endswith(".po") or name.startswith(CONTRACT)]
+    assert wheel.stat().st_size < LIMIT
     tops = {name.split("/")[0].partition("-")[0] for name in contents}
     assert tops == {"djqueue", "pyspark_djqueue"}
     assert [name for name in contents if name.startswith("pyspark_")] == ["pyspark_djqueue/__init__.py"]
 
 
-def test_sdist_builds_the_same_wheel(wheel, unpacked_sdist, tmp_path):
-    source = Path(shutil.copytree(unpacked_sdist, tmp_path / "source"))
+def test_builds_from_a_checkout_and_from_an_sdist_are_equal(wheel, unpacked_sdist, tmp_path):
+    """Also at another time, from other copies of the files, and in another folder."""
+    source = Path(shutil.copytree(unpacked_sdist, tmp_path / "source", copy_function=shutil.copy))
+    (sdist,) = unpacked_sdist.parent.glob("*.tar.gz")
 
-    assert names(build("wheel", source, tmp_path)) == names(wheel)
+    assert build("wheel", source, tmp_path).read_bytes() == wheel.read_bytes()
+    assert build("sdist", source, tmp_path).read_bytes() == sdist.read_bytes()
+
+
+def test_package_index_accepts_the_builds(wheel, unpacked_sdist):
+    (sdist,) = unpacked_sdist.parent.glob("*.tar.gz")
+
+    run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist, cwd=ROOT)
+    run(Path(sys.executable).with_name("check-wheel-contents"), wheel, cwd=ROOT)
+
+
+def test_wheel_names_the_addresses_of_the_project(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = archive.read(name).decode()
+
+    for label in ("Documentation", "Source", "Changelog", "Issues"):
+        assert f"Project-URL: {label}, https://" in metadata
+    assert "Requires-Dist: kombu>=5.5.2; extra == 'kombu'" in metadata
 
 
 @pytest.mark.thorough  # The tests themselves run in an editable install.

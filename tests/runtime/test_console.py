@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from django.utils.log import RequireDebugTrue
 
-from djqueue.runtime.console import has_enabled_handler, visible_logs
+from djqueue.runtime.console import FORMAT, UtcFormatter, has_enabled_handler, visible_logs
 
 worker = logging.getLogger("djqueue.worker")
 
@@ -85,3 +85,12 @@ def test_log_level_of_the_project_is_kept(capsys):
             logger.setLevel(logging.NOTSET)
 
     assert lines(capsys) == ["enough"]
+
+
+def test_times_of_records_are_in_utc():
+    record = logging.makeLogRecord(
+        {"name": "djqueue.worker", "levelname": "INFO", "created": 0, "msecs": 250}
+    )
+    record.msg = "seen"
+
+    assert UtcFormatter(FORMAT).format(record) == "1970-01-01 00:00:00.250+00:00 INFO djqueue.worker: seen"

@@ -125,7 +125,25 @@ async def test_wrong_arguments_fail_the_attempt(storage, queue, enqueued_elsewhe
 
     failed = record(queue, result.id)
     assert (failed.reason, failed.failures) == ("max_attempts_exceeded", 2)
-    assert failed.error.type == "builtins.TypeError"
+    assert failed.error.type == "djqueue.core.errors.ArgumentsError"
+    assert failed.error.message == (
+        f"the job was enqueued for other parameters than {add.name}(left, right=10) has now: "
+        "too many positional arguments"
+    )
+    assert "Traceback" not in failed.error.traceback
+
+
+async def test_type_error_of_a_handler_stays_as_it_is(storage, queue, caplog):
+    @job(name="length")
+    def length(value):
+        return len(value)
+
+    result = queue.enqueue({"args": [1], "kwargs": {}}, name="length", max_attempts=1)
+
+    await work_off(storage, {"length": length})
+
+    assert record(queue, result.id).error.summary == "TypeError: object of type 'int' has no len()"
+    assert "failed permanently (max_attempts_exceeded): TypeError: object of type" in caplog.text
 
 
 @pytest.mark.parametrize("value", [None, False, 0, "", [], {}, b"", 0.0, (1, 2)])

@@ -7,7 +7,7 @@ import pytest
 
 from djqueue import Worker
 from djqueue._version import __version__
-from djqueue.core.errors import StorageUnavailableError
+from djqueue.core.errors import StorageReplacedError, StorageUnavailableError
 from djqueue.core.workers import MAX_DUMP
 from djqueue.runtime.tracebacks import stacks
 from tests.runtime.running import HANDLER, messages, reached, record, working
@@ -182,6 +182,19 @@ async def test_stack_dump_that_cannot_be_saved_is_logged_and_other_commands_are_
         storage.workers.control("w", "quiet")
         await aeventually(lambda: state_of(storage) == "quiet")
     assert any("could not save its stack dump" in line for line in messages(caplog))
+
+
+async def test_worker_ends_with_the_error_when_its_database_was_replaced(monkeypatch):
+    storage = RecordingStorage()
+    worker = Worker(storage, handlers={HANDLER: nothing}, heartbeat=0.05)
+
+    def is_replaced(info):
+        raise StorageReplacedError
+
+    worker.on_started = lambda: monkeypatch.setattr(storage.workers, "register", is_replaced)
+
+    with pytest.raises(StorageReplacedError):
+        await worker.run()
 
 
 async def test_worker_registration_lists_version_memory_and_running_jobs(storage, queue, settings):

@@ -102,3 +102,26 @@ def test_loop_raises_what_its_main_coroutine_raises():
 
     with pytest.raises(SystemExit):
         run_loop(main(), pytest.fail)
+
+
+def test_timers_of_the_loop_do_not_depend_on_functions_that_a_handler_replaces(monkeypatch):
+    async def main():
+        monkeypatch.setattr("time.monotonic", None)
+        try:
+            await asyncio.sleep(0.001)
+        finally:
+            monkeypatch.undo()
+        return "done"
+
+    assert run_loop(main(), pytest.fail) == "done"
+
+
+def test_loop_whose_descriptors_were_closed_raises_the_error(monkeypatch):
+    monkeypatch.setattr("djqueue.runtime.loops.find_spec", lambda name: None)  # asyncio's own loop
+
+    async def main():
+        os.close(asyncio.get_running_loop()._selector.fileno())
+        await asyncio.sleep(PATIENCE)
+
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        run_loop(main(), pytest.fail)

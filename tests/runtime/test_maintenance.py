@@ -39,7 +39,7 @@ def test_unhandled_job_name_is_logged_once_with_advice(watched, clock, caplog):
         watch.look()
     [line] = messages(caplog)
     assert line.startswith(
-        "2 job(s) named shop.new are waiting in queue emails, and no live worker has a handler for them."
+        "Jobs named shop.new are waiting in queue emails (2), and no live worker has a handler for them."
     )
     assert "Deploy the code" in line
 

@@ -53,7 +53,7 @@ def test_first_signal_finishes_running_jobs_and_claims_no_others(tmp_path, numbe
     with project.start("--concurrency", "1") as workers:
         workers.says("begun")
         workers.signal(number)
-        workers.says("is stopping; 1 jobs are still running")
+        workers.says("is stopping; jobs still running: 1")
         (tmp_path / "go-on").touch()
         assert workers.ends() == 0
 
@@ -68,7 +68,7 @@ def test_second_signal_cancels_running_jobs(tmp_path):
     with project.start("--concurrency", "1", "--shutdown-timeout", "600") as workers:
         workers.says("begun")
         workers.signal()
-        workers.says("is stopping; 1 jobs are still running")
+        workers.says("is stopping; jobs still running: 1")
         workers.signal()
         assert workers.ends() == 0
 
@@ -105,9 +105,9 @@ def test_third_signal_kills_the_process(tmp_path):
     with project.start("--shutdown-timeout", "600") as workers:
         workers.says("begun")
         workers.signal()
-        workers.says("is stopping; 1 jobs")
+        workers.says("is stopping; jobs still running: 1")
         workers.signal()
-        workers.says("still running to stop")
+        workers.says("asking its running jobs to stop")
         workers.signal()
         assert workers.ends() == -signal.SIGTERM
 
@@ -209,7 +209,7 @@ def test_reload_finishes_running_jobs_first(tmp_path):
     with project.start("--reload", "--concurrency", "1") as workers:
         workers.says("begun")
         touched(project, VERSION.format(2), 10)
-        workers.says("is stopping; 1 jobs are still running")
+        workers.says("is stopping; jobs still running: 1")
         (tmp_path / "go-on").touch()
         workers.says("version 2")
         workers.signal()

@@ -277,6 +277,36 @@ def test_child_that_does_not_answer_is_killed_and_replaced(supervise):
     assert "(killed by SIGKILL); restarting it" in output
 
 
+def test_child_whose_descriptors_were_closed_is_replaced_and_writes_no_beat_into_another_file(supervise):
+    code, starts, output = supervise(
+        """
+        beats.INTERVAL = 0.01
+        limits = ProcessLimits(1)
+        start = beats.BeatWriter.start
+
+        def note_pipe(writer):
+            global pipe
+            pipe = writer._pipe
+            start(writer)
+
+        beats.BeatWriter.start = note_pipe
+
+        def run(ready):
+            ready()
+            if number() == 1:
+                other = os.open(starts.with_name("other"), os.O_RDWR | os.O_CREAT)
+                os.dup2(other, pipe)
+                time.sleep(60)
+            print(starts.with_name("other").stat().st_size, "bytes in the other file", file=sys.stderr)
+            return 0
+        """
+    )
+
+    assert (code, starts) == (0, 2)
+    assert "(exit code 1); restarting it" in output
+    assert "0 bytes in the other file" in output
+
+
 def test_child_that_answers_is_not_killed(supervise):
     """Not even if the supervisor itself had no processor for longer than the limit."""
     code, starts, output = supervise(
@@ -399,6 +429,7 @@ def on_collection(phase, info):
     signal.raise_signal(signal.SIGTERM)
 
 starts.touch()
+gc.disable()  # The supervisor collects when it handles signals.
 gc.callbacks.append(on_collection)
 context = interruptible()
 context.__enter__()

@@ -39,6 +39,16 @@ def test_deadlock_is_not_reported_as_an_unavailable_database() -> None:
         assert message.endswith("Two transactions waited for each other, and this one was undone: try again.")
 
 
+def test_error_of_too_many_locks_says_what_they_are() -> None:
+    error = OperationalError(
+        "out of shared memory\nHINT:  You might need to increase max_locks_per_transaction."
+    )
+
+    assert "holds a lock for each unique and concurrency key of its jobs" in str(
+        unavailable("default", error)
+    )
+
+
 @pytest.mark.parametrize("kind", [IntegrityError, OperationalError])
 def test_row_that_postgresql_adds_to_its_message_is_in_no_text_of_the_error(kind: type[Error]) -> None:
     class DriverError(Exception):

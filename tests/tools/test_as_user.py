@@ -64,7 +64,7 @@ def test_ratio_is_of_values_that_are_measured():
     for ratio in RATIOS:
         for name in (ratio.of, ratio.to):
             assert name in names or name.startswith(
-                ("drain_", "bare_c", "with", "processes_", "two_runworkers")
+                ("drain_", "bare_c", "with", "processes_", "two_runworkers", "request_", "computing")
             )
 
 

@@ -32,9 +32,9 @@ def test_table_has_djqueue_first_and_then_fastest():
 
     rows = table(systems).splitlines()[2:]
     assert rows == [
-        "| Redis | djqueue 1.0 | `work` | 7 | – | – |  |",
-        "| Redis | fast 1.0 | `work` | 12,300 | – | – | 0.00053×, –, – |",
-        "| Redis | slow 1.0 | `work` | 3 | – | – | 2.2×, –, – |",
+        "| Redis | djqueue 1.0 |  | 6.6 | – | – | – | – | – | `work` |",
+        "| Redis | fast 1.0 | 0.00053×, –, – | 12,300 | – | – | – | – | – | `work` |",
+        "| Redis | slow 1.0 | 2.2×, –, – | 3 | – | – | – | – | – | `work` |",
     ]
 
 
@@ -74,8 +74,8 @@ def test_row_has_cpu_time_and_goal_beside_rate():
     [row] = comparing.rows(systems[1], systems)
 
     assert row["cpu"] == {"worker": 10.0, "redis": 5.0}
-    assert (row["djqueue"], row["goal"]) == (2.5, 1.3)
-    assert "djqueue 2.50× (goal 1.3×)" in comparing.shown(row)
+    assert (row["djqueue"], row["goal"]) == (2.5, 1.0)
+    assert "djqueue 2.50× (goal 1.0×)" in comparing.shown(row)
 
 
 def test_chart_is_well_formed_and_self_contained():
@@ -138,14 +138,17 @@ def test_peer_that_cannot_be_installed_is_skipped_with_reason(monkeypatch, tmp_p
 def test_peer_that_fails_is_left_out_and_others_are_measured(monkeypatch):
     calls = []
 
-    def drain_peer(machine, peer, environment, count, slots):
+    def drain_peer(system, machine, peer, environment, count, slots):
         calls.append((peer.name, slots))
         if peer.name == "SAQ" and slots == 10:
             raise PeerError("its worker ended\nlog")
-        return Drain(50.0)
+        return peer_runs.note(system, slots, Drain(50.0), 20.0, 2**20)
+
+    def drain_djqueue(system, machine, count, slots):
+        return peer_runs.note(system, slots, Drain(100.0), None, 2**21)
 
     monkeypatch.setattr(peer_runs, "drain_peer", drain_peer)
-    monkeypatch.setattr(peer_runs, "drain_djqueue", lambda *_: Drain(100.0))
+    monkeypatch.setattr(peer_runs, "drain_djqueue", drain_djqueue)
     environments = {
         peer: Environment(PROGRAMS, dict.fromkeys(peer.packages, "1.0"))
         for peer in PEERS
@@ -159,3 +162,8 @@ def test_peer_that_fails_is_left_out_and_others_are_measured(monkeypatch):
     rates = {one.name: {slots: len(drains) for slots, drains in one.drains.items()} for one in systems}
     assert rates["SAQ"] == {1: 2, 100: 2}
     assert rates["huey"] == rates["djqueue"] == {1: 2, 10: 2, 100: 2}
+    assert {one.name: one.sizes for one in systems} == {
+        "SAQ": {},
+        "huey": {"bulk": [20.0, 20.0], "memory": [1.0, 1.0]},
+        "djqueue": {"memory": [2.0, 2.0]},
+    }

@@ -1,4 +1,4 @@
-"""What the machine's Redis does at best: the calls of a client, recorded and sent again by a bare socket."""
+"""What the machine's Redis does at best: a script of a few lines, and calls on a bare socket."""
 
 import contextlib
 import socket
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import islice
 from threading import Thread
-from typing import Self
+from typing import Any, Self
 
 import hiredis
 
@@ -114,3 +114,50 @@ def replay(server: RedisServer, requests: list[bytes]) -> float:
             else:
                 waiting -= 1
         return time.perf_counter() - start
+
+
+def bare_drain(client: Any, slots: int, jobs: int) -> float:
+    """Jobs a second that one loop moves, each call ending `slots` jobs and claiming as many."""
+    script = client.register_script(BARE)
+    blob = b"x" * 160
+    for first in range(0, jobs, 1_000):
+        ids = [b"%036d" % n for n in range(first, min(first + 1_000, jobs))]
+        client.hset("bare:jobs", mapping=dict.fromkeys(ids, blob))
+        client.rpush("bare:waiting", *ids)
+    done: list[Any] = []
+    moved = 0
+    start = time.perf_counter()
+    while moved < jobs:
+        found = script(
+            keys=["bare:waiting", "bare:jobs", "bare:leases", *[b"bare:r:" + job_id for job_id in done]],
+            args=[slots, *done],
+        )
+        done = found[::2]
+        moved += len(done)
+    rate = jobs / (time.perf_counter() - start)
+    client.flushdb()
+    return rate
+
+
+BARE = """
+local ended = {unpack(ARGV, 2)}
+for i = 1, #ended do redis.call('SET', KEYS[3 + i], 'ok', 'PX', '3600000') end
+if #ended > 0 then redis.call('ZREM', KEYS[3], unpack(ended)) redis.call('HDEL', KEYS[2], unpack(ended)) end
+local ids = redis.call('LPOP', KEYS[1], ARGV[1]) or {}
+local found, leases = {}, {}
+if #ids > 0 then
+  local blobs = redis.call('HMGET', KEYS[2], unpack(ids))
+  for i = 1, #ids do
+    found[2 * i - 1], found[2 * i] = ids[i], blobs[i]
+    leases[2 * i - 1], leases[2 * i] = '1800000000000', ids[i]
+  end
+  redis.call('ZADD', KEYS[3], unpack(leases))
+end
+return found
+"""
+
+
+def percentile(values: list[float], share: int) -> float:
+    """The value below which so many percent lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, len(ordered) * share // 100)]

@@ -179,6 +179,46 @@ def roundtrip(count: int) -> list[float]:
     return times
 
 
+def request(count: int, url: str) -> dict[str, list[float]]:
+    """Return the seconds of single enqueues, and of what a project would do otherwise, in turns.
+
+    On Redis, that is Celery's `delay` to the same server; on a database, one row by the ORM, also in the
+    transaction of a request.
+    """
+    from django.contrib.auth.models import Group
+    from django.db import transaction
+
+    enqueue, entry = job_type("touch").enqueue, {"n": 1, "user": "user-1", "text": TEXT}
+    calls: dict[str, Callable[[int], object]] = {"request_enqueue": lambda number: enqueue(**entry)}
+    if url.startswith("redis"):
+        from celery import Celery
+
+        def receipt(n: int, user: str, text: str) -> None:
+            pass
+
+        delay = Celery(broker=url).task(receipt).delay
+        calls["request_celery"] = lambda number: delay(**entry)
+    else:
+        calls["request_create"] = lambda number: Group.objects.create(name=f"alone {number}")
+    times: dict[str, list[float]] = {}
+
+    def measure(name: str, call: Callable[[int], object], number: int) -> None:
+        start = time.perf_counter()
+        call(number)
+        if number >= 10:  # the first ones connect
+            times.setdefault(name, []).append(time.perf_counter() - start)
+
+    for number in range(count + 10):
+        for name, call in calls.items():
+            measure(name, call, number)
+        if "request_create" in calls:
+            with transaction.atomic():
+                Group.objects.create(name=f"first {number}")
+                measure("request_create_atomic", lambda it: Group.objects.create(name=f"other {it}"), number)
+                measure("request_enqueue_atomic", calls["request_enqueue"], number)
+    return times
+
+
 def lower_priority() -> int:
     """Enqueue one job of a lower priority in each queue, and return their number."""
     names = ("touch", "welcome", "index")
@@ -224,7 +264,7 @@ def resident() -> int:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
-        *(fill, fill_groups, fill_unique, bulk, bare_bulk, single, awaited, pickup, roundtrip),
+        *(fill, fill_groups, fill_unique, bulk, bare_bulk, single, awaited, request, pickup, roundtrip),
         *(lower_priority, limits, subscribe, work, waiting, resident, answers),
     )
 }

@@ -20,14 +20,15 @@ from tools.benchmarks.projects import ROOT
 DOCS = ROOT / "docs"
 OURS = "djqueue"
 GOALS = {
-    ("BullMQ", "Redis"): {1: 1.3, 10: 2.5, 100: 3.0},
-    ("@platformatic/job-queue", "memory"): {1: 0.6, 100: 1.2},
-    ("bunqueue", "SQLite"): {1: 2.5, 10: 6.0, 100: 8.0},
-    ("procrastinate", "PostgreSQL"): {1: 3.0, 10: 10.0, 100: 10.0},
+    ("BullMQ", "Redis"): {1: 1.0, 10: 2.0, 100: 3.0},
+    ("@platformatic/job-queue", "memory"): {1: 0.5, 100: 1.2},
 }
 """The least ratio of djqueue to a peer, by the number of jobs that run at once."""
 SECTIONS = {"peers-redis": ("Redis",), "peers-others": ("memory", "SQLite", "PostgreSQL")}
 """The storages of each table and its chart in the docs."""
+SIZES = {"bulk": "jobs/s", "pickup": "ms", "memory": "MiB"}
+"""What is measured beside rates, with its unit: the rate of a producer, the median time from an enqueue to
+the handler of an idle worker, and the memory that a worker with ten jobs at once has to itself."""
 
 
 @dataclass
@@ -41,6 +42,16 @@ class System:
     """How its worker is started."""
     drains: dict[int, list[Drain]] = field(default_factory=dict)
     """In the order of the runs, by the number of jobs that run at once."""
+    sizes: dict[str, list[float]] = field(default_factory=dict)
+    """What else was measured, by its name in `SIZES`, in the order of the runs."""
+
+    def note(self, name: str, value: float) -> None:
+        """Keep a value of one run."""
+        self.sizes.setdefault(name, []).append(value)
+
+    def size(self, name: str) -> float | None:
+        """Return the median of a value."""
+        return statistics.median(self.sizes[name]) if name in self.sizes else None
 
     def rate(self, slots: int) -> float | None:
         """Return the median rate."""
@@ -78,6 +89,13 @@ def rows(system: System, systems: list[System]) -> Iterator[dict[str, Any]]:
             row["djqueue"] = ratio(ours, system, slots)
             row["goal"] = GOALS.get((system.name, system.storage), {}).get(slots)
         yield row
+    for name, values in system.sizes.items():
+        row = {"system": f"{system.name}-{system.storage.lower()}", "metric": name, "unit": SIZES[name]}
+        row |= {"value": statistics.median(values), "runs": values, "cpu": {}}
+        theirs = zip(ours.sizes.get(name, ()), values, strict=False)
+        if system is not ours and (shares := [one / other for one, other in theirs]):
+            row["djqueue"] = statistics.median(shares)
+        yield row
 
 
 def summed(drain: Drain) -> dict[str, float]:
@@ -89,7 +107,8 @@ def summed(drain: Drain) -> dict[str, float]:
 def shown(row: dict[str, Any]) -> str:
     """Return a row as a line of text."""
     cpu = ", ".join(f"{name} {value:,.0f}" for name, value in row["cpu"].items())
-    line = f"{row['system']:36} {row['metric']:11} {row['value']:>10,.0f} jobs/s  {cpu} µs/job"
+    line = f"{row['system']:36} {row['metric']:11} {figure(row['value']):>10} {row['unit']:6}"
+    line += f"  {cpu} µs/job" if cpu else ""
     if share := row.get("djqueue"):
         line += f"  djqueue {share:.2f}×"
     return line + (f" (goal {row['goal']}×)" if row.get("goal") else "")
@@ -131,17 +150,18 @@ def section(page: str, label: str, text: str) -> str:
 def table(systems: list[System]) -> str:
     """Return the table of all systems, the fastest of each storage first."""
     slots = [f"c{number}" for number in SLOTS]
-    lines = [
-        f"| storage | system | worker | {' | '.join(slots)} | djqueue ÷ peer ({', '.join(slots)}) |",
-        "|---|---|---|" + "---|" * (len(SLOTS) + 1),
-    ]
+    more = [f"{name}, {unit}" for name, unit in SIZES.items()]
+    heads = [f"djqueue ÷ peer ({', '.join(slots)})", *slots, *more, "worker"]
+    lines = [f"| storage | system | {' | '.join(heads)} |", "|---" * (len(heads) + 2) + "|"]
     for storage in dict.fromkeys(one.storage for one in systems):
         ours = ours_among(systems, storage)
         peers = [one for one in systems if one.storage == storage and one is not ours]
         for one in (ours, *sorted(peers, key=fastest, reverse=True)):
-            rates = " | ".join(figure(one.rate(number)) for number in SLOTS)
             shares = ", ".join(share(ratio(ours, one, number)) for number in SLOTS) if one is not ours else ""
-            lines.append(f"| {storage} | {one.versions} | {one.worker} | {rates} | {shares} |")
+            rates = [figure(one.rate(number)) for number in SLOTS]
+            sizes = [figure(one.size(name)) for name in SIZES]
+            cells = [storage, one.versions, shares, *rates, *sizes, one.worker]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -149,9 +169,12 @@ def fastest(system: System) -> float:
     return max(system.rate(slots) or 0.0 for slots in SLOTS)
 
 
-def figure(rate: float | None) -> str:
-    """Return a rate with three digits that count."""
-    return "–" if rate is None else f"{float(f'{rate:.3g}'):,.0f}"
+def figure(value: float | None) -> str:
+    """Return a number with three digits that count."""
+    if value is None:
+        return "–"
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
 
 
 def share(value: float | None) -> str:
@@ -161,7 +184,7 @@ def share(value: float | None) -> str:
 
 def circumstances(missing: dict[str, str], runs: int, load: list[float]) -> str:
     """Return the sentences about the machine, and about peers that could not be measured."""
-    text = f"Jobs per second, {conditions(runs, load)}"
+    text = f"Values are {conditions(runs, load)}"
     for name, reason in missing.items():
         text += f" {name} {reason.rstrip('.')}."
     return text

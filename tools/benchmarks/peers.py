@@ -17,7 +17,7 @@ class Peer:
     storage: str
     """Redis, SQLite, PostgreSQL or memory: what it keeps jobs in, which says what it is compared with."""
     program: str
-    """The file, in `programs`, that enqueues a backlog if it is run with a number."""
+    """The file, in `programs`, that enqueues a backlog of the given size, and says how long it took."""
     install: Callable[[], Environment]
     packages: tuple[str, ...]
     """Whose versions the table shows."""
@@ -29,6 +29,8 @@ class Peer:
     """The size of the backlog, by the number of jobs that run at once; those that it lacks are left out."""
     files: tuple[str, ...] = ()
     """Further files of the program."""
+    has_pickup: bool = False
+    """Whether the program can measure the time from an enqueue to the handler."""
 
     @property
     def key(self) -> str:
@@ -84,7 +86,7 @@ PEERS = (
         "BullMQ", "Redis", "bullmq.mjs",
         lambda: node_environment("bullmq", ("bullmq", "ioredis"), (20,)),
         ("bullmq", "node"), javascript("bullmq.mjs"), "`new Worker(…, {concurrency})`",
-        {1: 6_000, 10: 15_000, 100: 20_000},
+        {1: 6_000, 10: 15_000, 100: 20_000}, has_pickup=True,
     ),
     Peer(
         "@platformatic/job-queue", "Redis", "platformatic.mjs",

@@ -16,10 +16,13 @@ from tests.runtime.project import ROOT, Project, WorkerProcess
 from tests.servers import PostgresServer, RedisServer
 from tests.support import eventually
 from tools.benchmarks.marks import Drain, Marks, marks_folder
-from tools.benchmarks.usage import process_usage, redis_usage, session_usage
+from tools.benchmarks.usage import process_usage, redis_usage, session_memory, session_usage
 
 STORAGES = ("redis", "sqlite", "postgresql", "scheduler", "memory")
 JOBS = Path(__file__).with_name("shop_jobs.py")
+COMMON = """
+INSTALLED_APPS = ["django.contrib.contenttypes", "django.contrib.auth", "djqueue", "shop"]
+"""
 ON_SQLITE = """
 DATABASES["default"]["NAME"] = "db.sqlite3"
 DATABASES["default"]["OPTIONS"] = {
@@ -88,7 +91,7 @@ class Site:
                 self.url = self._postgres.create_database()
                 name = self.url.rpartition("/")[2]
                 settings = ON_POSTGRESQL % (name, self._postgres.port, self._postgres.user)
-            self._project = Project(self.folder, JOBS.read_text(), settings)
+            self._project = Project(self.folder, JOBS.read_text(), COMMON + settings)
             if self._postgres is not None:
                 migrate(self.folder, self.environment)
             else:
@@ -139,6 +142,11 @@ class Site:
         if self.server is not None:
             found["redis"] = redis_usage(self.server)
         return found
+
+    def memory(self) -> int:
+        """Return the bytes that the workers' processes, or a client that works, have to themselves."""
+        started = [worker.process.pid for worker in self._workers]
+        return sum(map(session_memory, started or [self.client.process.pid]))
 
     def drain(self, count: int, *arguments: str, workers: int = 1, limit: float = math.inf) -> Drain:
         """Start workers on a backlog of so many jobs, and measure them for at most so many seconds."""
@@ -198,7 +206,7 @@ class Client:
 def migrated() -> Path:
     """Return a SQLite file with all tables, made once."""
     folder = Path(TEMPLATES.name)
-    project = Project(folder, "", ON_SQLITE)
+    project = Project(folder, "", COMMON + ON_SQLITE)
     migrate(project.folder, {})
     return folder / "db.sqlite3"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.benchmarks.comparing import DOCS, conditions, section
+from tools.benchmarks.comparing import DOCS, conditions, figure, section
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def write_docs(found: list[Row], runs: int, load: list[float], docs: Path = DOCS
     machine = f"The values are {conditions(runs, load)}"
     for system in dict.fromkeys(row["system"] for row in found):
         some = [row for row in found if row["system"] == system]
-        text = "\n".join([values_table(some), ratios_table(some), machine])
+        text = "\n".join([ratios_table(some), values_table(some), machine])
         label = system.replace("djqueue", "as-user", 1)
         page.write_text(section(page.read_text(), label, text))
     return page
@@ -112,7 +112,7 @@ def values_table(found: list[Row]) -> str:
         if row["unit"] != "ratio":
             cpu = row.get("cpu", {})
             used = ", ".join(f"{cpu[name]:,.0f} µs" for name in ("workers", "redis") if name in cpu)
-            start = f"| `{row['metric']}` | {digits(row['value'])} {row['unit']}"
+            start = f"| `{row['metric']}` | {figure(row['value'])} {row['unit']}"
             lines.append(f"{start} | {spread(row)} | {used} |")
     return "\n".join(lines) + "\n"
 
@@ -123,16 +123,10 @@ def ratios_table(found: list[Row]) -> str:
     for row in found:
         if row["unit"] == "ratio" or row["goal"]:
             goal = row["goal"].replace(">=", "≥").replace("<=", "≤") or "–"
-            middle = f"{row['metric']} | {goal} | {digits(row['value'])}"
+            middle = f"{row['metric']} | {goal} | {figure(row['value'])}"
             lines.append(f"| {middle} | {spread(row)} |")
     return "\n".join(lines) + "\n"
 
 
 def spread(row: Row) -> str:
-    return f"{digits(min(row['runs']))} to {digits(max(row['runs']))}"
-
-
-def digits(value: float) -> str:
-    """Return a number with three digits that count."""
-    rounded = float(f"{value:.3g}")
-    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
+    return f"{figure(min(row['runs']))} to {figure(max(row['runs']))}"

@@ -16,8 +16,8 @@ from djqueue.core.job import Batch, Claimed, ClaimRequest, Outcome
 from djqueue.core.options import JobOptions
 from djqueue.storage.redis import RedisStorage
 from tests.servers import RedisServer
-from tools.benchmarks.measures import QUEUE
 
+QUEUE = "bench"
 SIZES = (1, 10, 50, 100)
 BULK = 1_000
 PAYLOAD = b"x" * 100

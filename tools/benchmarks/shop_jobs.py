@@ -56,3 +56,10 @@ async def timed(at: float) -> None:
 @job
 async def answer() -> Any:
     return {"ok": True}
+
+
+@job
+def compute(n: int, user: str, text: str) -> Any:
+    """Keep a processor busy for about a millisecond."""
+    sum(number * number for number in range(20_000))
+    return mark()

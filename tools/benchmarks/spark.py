@@ -21,6 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import django
 import msgpack
 import pyarrow
 import redis
@@ -35,7 +36,8 @@ from tests.contrib.spark.sessions import session
 from tests.servers import PostgresServer, RedisServer
 from tests.support import eventually
 from tests.tables import empty_tables
-from tools.benchmarks.measures import TEXT, configure, percentile
+from tools.benchmarks.bare import percentile
+from tools.benchmarks.client import TEXT
 
 QUEUE, BESIDE, JOB = "bench", "beside", "shop.send"
 PARTITIONS = 4
@@ -59,6 +61,22 @@ end
 return redis.call('RPUSH', 'waiting', unpack(entries))
 """
 """A hash for each job, and a list: what Redis does at best."""
+
+
+def configure(folder: str) -> None:
+    """A Django project on a SQLite file."""
+    database = {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": str(Path(folder) / "bench.sqlite3"),
+        "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+    }
+    settings.configure(
+        INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", "djqueue"],
+        DATABASES={"default": database},
+        DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
+        USE_TZ=True,
+    )
+    django.setup()
 
 
 def main() -> int:
@@ -166,7 +184,7 @@ def sqlite_place() -> Iterator[DatabasePlace]:
 
 
 PLACES = {"redis": redis_place, "postgresql": postgresql_place, "sqlite": sqlite_place}
-ANYWHERE = ("many", "staged", "direct", "read", "partition")
+ANYWHERE = ("many", "staged", "read", "partition")
 """Ways that work in every place."""
 
 
@@ -206,9 +224,9 @@ class Bench:
                 raise RuntimeError(f"{there} jobs of {self.rows} rows")
         return self.rows / took
 
-    def write(self, **options: Any) -> None:
+    def write(self) -> None:
         """By the data source."""
-        enqueue(self.frame(), QUEUE, JOB, {"url": self.place.url, **options})
+        enqueue(self.frame(), QUEUE, JOB, {"url": self.place.url})
 
 
 Way = Callable[[Bench], dict[str, float]]
@@ -306,11 +324,6 @@ def beats(url: str) -> None:
     print(*times)
 
 
-def direct(bench: Bench) -> dict[str, float]:
-    """The data source, whose tasks enqueue themselves."""
-    return {"direct rows/s": bench.rate(lambda: bench.write(deliveryMode="direct"))}
-
-
 def read(bench: Bench) -> dict[str, float]:
     """`spark.read` of the same jobs, all of their columns, into nothing."""
     bench.rate(bench.write)
@@ -392,7 +405,6 @@ WAYS: dict[str, Way] = {
     "bare": bare,
     "many": many,
     "staged": staged,
-    "direct": direct,
     "read": read,
     "partition": by_partition,
     "memory": memory,

@@ -26,7 +26,10 @@ def session_memory(session: int) -> int:
     """Return the bytes of memory that the processes of a session have to themselves."""
     found = 0
     for pid in session_members(session):
-        lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
+        try:
+            lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
+        except OSError:  # it has ended
+            continue
         found += sum(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:")) * 1_024
     return found
 

@@ -134,6 +134,20 @@ class CeleryTasks:
         self._control = ControlThread(app, self.hostname, self.pool)
         signals.worker_ready.send(sender=self)
 
+    def warn_of_rates(self) -> None:
+        """Warn of the rate limits of tasks, which only Celery's own worker applies."""
+        limited = [
+            f"{name} ({task.rate_limit})"
+            for name, task in sorted(self.app.tasks.items())
+            if task.rate_limit and not name.startswith("celery.")
+        ]
+        if limited:
+            logger.warning(
+                "--celery: rate limits of tasks are not applied: %s. Set RATE of their queues in "
+                "DJQUEUE['QUEUES'], such as {'emails': {'RATE': '10/m'}}.",
+                ", ".join(limited),
+            )
+
     def stop(self) -> None:
         """End the remote control, and tell the app's receivers."""
         signals.worker_shutting_down.send(sender=self.hostname, sig="SIGTERM", how="Warm", exitcode=0)

@@ -123,11 +123,12 @@ def _demand(
     objective = settings.policy(row.name).objective or DEFAULT_OBJECTIVE
     serving = [worker for worker in workers if _serves(worker, [row.name])]
     handled = {name for worker in serving for name in worker.names}
-    held = {hold.name for hold in row.holds}
     waiting = sum(
-        count for name, count in row.names.items() if name not in held and (not serving or name in handled)
+        count
+        for name, count in row.names.items()
+        if row.hold_on(name) is None and (not serving or name in handled)
     )
-    age = 0 if row.oldest_at is None or row.held else max(0, now - row.oldest_at)
+    age = 0 if row.oldest_at is None else max(0, now - row.oldest_at)
     duration = _mean_duration(recent) or _mean_duration([lifetime] if lifetime is not None else [])
     arrivals = sum(bucket.enqueued for bucket in recent) / (RECENT / 1_000)
     active = row.counts[State.ACTIVE]

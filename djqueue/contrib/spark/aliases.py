@@ -1,5 +1,6 @@
 """Find or add the Django database alias for a URL, in processes with or without a project."""
 
+import math
 import os
 import threading
 from contextlib import suppress
@@ -17,6 +18,7 @@ from djqueue.core.errors import OptionError
 from djqueue.core.messages import in_one_line
 
 from .project import has_project
+from .timeouts import NO_TIMEOUTS, Timeouts, timeouts_in
 
 POSTGRESQL, SQLITE = "django.db.backends.postgresql", "django.db.backends.sqlite3"
 VENDORS = {POSTGRESQL: "postgresql", SQLITE: "sqlite"}
@@ -31,16 +33,18 @@ _added: dict[str, dict[str, Any]] = {}
 """Settings of the added aliases."""
 
 
-def alias_of(url: str) -> str:
+def alias_of(url: str, timeouts: Timeouts = NO_TIMEOUTS) -> str:
     """Return the project's alias for a database, or add one named by the URL without its credentials.
+
+    With time limits, an alias is added in any case.
 
     Raises:
         OptionError: The URL is invalid, or its database driver is missing.
     """
-    wanted = parse(url)
+    wanted = parse(url, timeouts)
     with _lock:
         _set_up()
-        alias = _project_alias(wanted)
+        alias = _project_alias(wanted) if timeouts == NO_TIMEOUTS else None
         if alias is None:
             alias = _add(wanted)
     try:
@@ -58,14 +62,15 @@ def is_added(alias: str) -> bool:
     return alias in _added
 
 
-def parse(url: str) -> dict[str, Any]:
+def parse(url: str, timeouts: Timeouts = NO_TIMEOUTS) -> dict[str, Any]:
     """Convert a URL to an entry of `DATABASES`. Raises OptionError, without the URL's password."""
+    url, in_url = timeouts_in(url)
     parts = _split(url)
     if parts.fragment:
         raise OptionError("url: percent-encode # as %23")
-    if parts.scheme.lower() == "sqlite":
-        return _parse_sqlite(parts)
-    return _parse_postgresql(parts)
+    wanted = _parse_sqlite(parts) if parts.scheme.lower() == "sqlite" else _parse_postgresql(parts)
+    _limit(wanted, timeouts.over(in_url))
+    return wanted
 
 
 def location_of(wanted: dict[str, Any]) -> str:
@@ -87,12 +92,8 @@ def _parse_sqlite(parts: SplitResult) -> dict[str, Any]:
             "must run on one machine"
         )
     options: dict[str, Any] = {"timeout": SQLITE_PATIENCE, "transaction_mode": "IMMEDIATE"}
-    for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name != "timeout" or not value.isdecimal():
-            raise OptionError(
-                f"url: SQLite supports only the parameter timeout, in whole seconds; got {name!r}"
-            )
-        options["timeout"] = int(value)
+    for name, _ in parse_qsl(parts.query, keep_blank_values=True):
+        raise OptionError(f"url: SQLite supports only the parameter timeout; got {name!r}")
     return {
         "ENGINE": SQLITE,
         "NAME": path,
@@ -136,6 +137,23 @@ def _parse_postgresql(parts: SplitResult) -> dict[str, Any]:
             "url: the database name is missing; expected postgresql://user:password@host:port/name"
         )
     return wanted
+
+
+def _limit(wanted: dict[str, Any], timeouts: Timeouts) -> None:
+    """Set the time limits of a database's connections."""
+    call, socket, options = *timeouts, wanted["OPTIONS"]
+    if wanted["ENGINE"] == SQLITE:
+        if socket is not None:
+            raise OptionError("socketTimeout: SQLite uses no connections to a server: remove it")
+        if call is not None:
+            options["timeout"] = call
+        return
+    if call is not None:
+        limit = f"-c statement_timeout={max(1, round(call * 1_000))}"
+        options["options"] = f"{options.get('options', '')} {limit}".strip()
+    if socket is not None:
+        options["connect_timeout"] = math.ceil(socket)
+        options["tcp_user_timeout"] = max(1, round(socket * 1_000))
 
 
 def _set_up() -> None:

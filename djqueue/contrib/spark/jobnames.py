@@ -2,6 +2,7 @@
 
 import logging
 
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.suggest import nearest
 from djqueue.storage.base import Storage
 
@@ -14,9 +15,13 @@ def warn_of_unknown_job(storage: Storage, options: WriteOptions) -> None:
     """Log a warning if workers are running, but none that serves the queue handles the job."""
     if options.job is None:
         return
+    try:
+        workers = storage.workers.all()
+    except StorageUnavailableError:
+        return  # The write does not fail for a warning; its own calls are repeated.
     known = {
         name
-        for worker in storage.workers.all()
+        for worker in workers
         if options.queue is None or worker.queues is None or options.queue in worker.queues
         for name in worker.names
     }

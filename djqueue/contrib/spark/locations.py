@@ -9,6 +9,7 @@ import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from djqueue.core.errors import ConfigurationError, OptionError
@@ -16,7 +17,9 @@ from djqueue.core.policies import QueuePolicy
 from djqueue.storage.base import Storage
 from djqueue.storage.staging import Staging
 
+from .options import camel
 from .packages import check_packages
+from .timeouts import NO_TIMEOUTS, Timeouts, timeouts_in
 
 ENVIRONMENT, FILE = "env:", "file:"
 REFERENCES = {"env": "the name of an environment variable", "file": "the path of a file"}
@@ -29,15 +32,23 @@ REDIS = ("redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+se
 DATABASES = ("postgresql", "postgres", "sqlite")
 SETTING = re.compile(r"(URL|CONNECTION):? ")
 """The name of a setting at the start of an error; here, it is the option `url`."""
+LIMIT = re.compile(r"(TIMEOUT|SOCKET_TIMEOUT):")
+"""The name of a time limit at the start of an error."""
 
 
-def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] | None = None) -> Storage:
+def storage_at(
+    url: str,
+    prefix: str = "",
+    policies: Mapping[str, QueuePolicy] | None = None,
+    timeouts: Timeouts = NO_TIMEOUTS,
+) -> Storage:
     """Return a new storage, which the caller must close.
 
     Args:
         url: The address, or a reference to it; see docs/spark-reference.md.
         prefix: The key prefix of a Redis storage.
         policies: Known policies by queue.
+        timeouts: Time limits, which take precedence over those in the URL.
 
     Raises:
         OptionError: The URL is invalid. The message does not contain its password.
@@ -53,6 +64,8 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
         raise OptionError(f"url: {scheme}:// is not supported; only PostgreSQL and SQLite databases are")
     if scheme not in REDIS + DATABASES:
         raise OptionError(f"url: {scheme}:// is not one of {known}")
+    url, in_url = timeouts_in(url)
+    timeouts = timeouts.over(in_url)
     if scheme in DATABASES:
         if prefix:
             raise OptionError("keyPrefix: only Redis has a key prefix; remove the option for a database")
@@ -63,7 +76,7 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
                 f"url: a database needs Django on the driver and every executor: pip install Django ({error})"
             ) from None
 
-        alias = alias_of(url)
+        alias = alias_of(url, timeouts)
         # Import late: the models require Django to be set up.
         from .databases import UrlDatabase
 
@@ -73,9 +86,13 @@ def storage_at(url: str, prefix: str = "", policies: Mapping[str, QueuePolicy] |
     check_packages("redis", "hiredis", "msgpack")
     from djqueue.storage.redis import RedisStorage
 
+    limits = {"timeout": timeouts.call, "socket_timeout": timeouts.socket}
+    given: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
     try:
-        return RedisStorage(url=url, prefix=prefix, policies=policies)
+        return RedisStorage(url=url, prefix=prefix, policies=policies, **given)
     except ConfigurationError as error:
+        if limit := LIMIT.match(str(error)):
+            raise OptionError(f"{camel(limit[1].lower())}{str(error)[limit.end(1) :]}") from None
         raise OptionError(f"url: {SETTING.sub('', str(error), count=1)}") from None
 
 

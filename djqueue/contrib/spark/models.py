@@ -91,9 +91,7 @@ class StagedWrite(models.Model):
     write = models.CharField(max_length=NAME_LENGTH)
     queues = models.BinaryField(help_text="Parts to publish by queue, as MessagePack; empty once done.")
     limit = models.BigIntegerField(null=True, help_text="Pending jobs above which publishing waits.")
-    frame = models.CharField(max_length=NAME_LENGTH, blank=True)
-    run = models.CharField(max_length=2 * NAME_LENGTH, blank=True)
-    content = models.BigIntegerField(default=0)
+    is_batch = models.BooleanField(default=False, help_text="True for a batch of a stream.")
     done = models.BooleanField(default=False)
     counts = models.BinaryField(default=b"", help_text="Counts by queue, as MessagePack; empty until done.")
     lifetime = models.BigIntegerField(

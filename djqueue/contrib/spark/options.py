@@ -6,8 +6,8 @@ Spark passes it. Names are case-insensitive.
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, date, datetime
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from djqueue.storage.export import ExportFilter
 from djqueue.storage.staging import CHUNK
 
 from .tables import (
+    ATTEMPTS,
     BULK_WRITE,
     CONTENT_TYPE,
     EVENTS,
@@ -34,8 +35,8 @@ from .tables import (
     Column,
     Table,
 )
+from .tables import DEAD as DEAD_LETTERS
 
-STAGED, DIRECT = "staged", "direct"
 FAIL, SKIP, DEAD = "fail", "skip", "dead"
 ENQUEUE, RETRY, CANCEL, DELETE, UPDATE = "enqueue", "retry", "cancel", "delete", "update"
 EARLIEST, LATEST = "earliest", "latest"
@@ -44,10 +45,14 @@ MAX_KEY = 200
 """Maximum length of the names of a write, which storages extend."""
 MAX_STAGE_TTL = 365 * 86_400
 """Maximum of `stageTtl`, in seconds."""
+MAX_VALUES = 1_000
+"""Maximum number of values of an option that filters rows."""
 MAX_READ_BATCH = 3_000
 """Maximum of `batchSize` of a read, in rows. A larger call would block Redis for too long."""
 LISTED_COLUMNS = 30
 """Maximum number of columns that an error lists."""
+MAX_WHOLE = 2**63 - 1
+"""Maximum of whole numbers, which databases store in 64 bits."""
 UNLIMITED = float("inf")
 PATH = "path"
 """The option that Spark sets for an argument of `save` or `load`."""
@@ -57,8 +62,9 @@ UNAVAILABLE = {
     "contenttype": "because payloads are written as MessagePack",
     "durable": "because it only affects how a single enqueue is committed",
     "enqueueoncommit": "because Spark has no transaction to wait for",
+    "deliverymode": "because all rows are staged, which is faster and enqueues all of them or none",
 }
-"""Why a job option can't be set, by its normalized name."""
+"""Why an option can't be set, by its normalized name."""
 DEPENDS_ON = "depends_on"
 """Parsed separately, because ids refer to the row's queue."""
 NOT_PER_JOB = frozenset({"queue", "content_type", "durable", "enqueue_on_commit"})
@@ -114,6 +120,16 @@ def _converted(convert: Callable[[str], Any], kind: str) -> Parser:
             raise OptionError(f"{name}: {shown(text)} is not a {kind}") from None
 
     return parse
+
+
+MAX_TIMEOUT = 3_600.0
+"""Maximum time limit of a call, in seconds. Redis has a lower one."""
+
+
+def seconds(name: str, text: str) -> float:
+    """Parse a time limit. Raises OptionError."""
+    limit: float = _number(float, 0.001, MAX_TIMEOUT)(name, text)
+    return limit
 
 
 _whole = _converted(int, "whole number")
@@ -174,6 +190,15 @@ def _words(name: str, text: str) -> tuple[str, ...]:
 
 def _queues(name: str, text: str) -> tuple[str, ...]:
     return tuple(check_text(name, queue) for queue in _words(name, text))
+
+
+def _values(name: str, text: str) -> tuple[str, ...]:
+    values = tuple(dict.fromkeys(list_of_text(text)))
+    if not 1 <= len(values) <= MAX_VALUES:
+        raise OptionError(
+            f"{name}: must have 1 to {MAX_VALUES:,} values; got {len(values):,}: join the rows in Spark"
+        )
+    return tuple(check_text(name, value) for value in values)
 
 
 def _table(name: str, text: str) -> Table:
@@ -312,49 +337,6 @@ BATCH, STREAM = frozenset({"batch"}), frozenset({"stream"})
 READS = BATCH | STREAM
 
 
-def _job_options() -> list[Option]:
-    """Return the option of each job option, for all rows and from a column."""
-    options = []
-    for name in PER_JOB:
-        uses = SCHEDULED if name in ("priority", "run_at") else NEW
-        options.append(Option(camel(name), name, _constant(name), uses, "constants"))
-        options.append(Option(f"{camel(name)}Column", name, _as_it_is, uses, "columns"))
-    return options
-
-
-WRITE_OPTIONS = (
-    Option("url", "url", _text, OPERATIONS),
-    Option("keyPrefix", "prefix", _text, OPERATIONS),
-    Option("operation", "operation", _choice(ENQUEUE, RETRY, CANCEL, DELETE, UPDATE), OPERATIONS),
-    Option("writeId", "write", _key, OPERATIONS),
-    Option("keyMode", "key_mode", _choice(*KEY_MODES), NEW),
-    Option("queue", "queue", check_text, OPERATIONS),
-    Option("queueColumn", "queue_column", _text, OPERATIONS),
-    Option("job", "job", check_text, NEW),
-    Option("jobColumn", "job_column", _text, NEW),
-    Option("idColumn", "id", _as_it_is, OPERATIONS, "columns"),
-    *_job_options(),
-    Option("payloadColumn", "payload_column", _text, WITH_PAYLOAD),
-    Option("payloadFormat", "payload_format", _choice("value", "json", "msgpack"), WITH_PAYLOAD),
-    Option("argsColumn", "args_column", _text, WITH_PAYLOAD),
-    Option("kwargsColumn", "kwargs_column", _text, WITH_PAYLOAD),
-    Option("includeColumns", "include", _included, WITH_PAYLOAD),
-    Option("excludeColumns", "exclude", _names, WITH_PAYLOAD),
-    Option("maxPayloadBytes", "max_payload", _number(int, 1), WITH_PAYLOAD),
-    Option("txnAppId", "app", _key, NEW),
-    Option("txnVersion", "version", _number(int, 0, 2**63 - 1), NEW),
-    Option("deliveryMode", "delivery", _choice(STAGED, DIRECT), NEW),
-    Option(
-        "batchSize", "batch_size", _number(int, 1, CHUNK, ", the jobs of one call to the storage"), OPERATIONS
-    ),
-    Option("maxQueueDepth", "max_queue_depth", _number(int, 1, 2**63 - 1), PACED),
-    Option("backpressureTimeout", "backpressure_timeout", _number(float, 0), PACED),
-    Option("rateLimit", "rate_limit", _number(float, 0.001), OPERATIONS),
-    Option("maxRetries", "max_retries", _number(int, 0), OPERATIONS),
-    Option("stageTtl", "stage_ttl", _number(float, 1, MAX_STAGE_TTL), NEW),
-    Option("onError", "on_error", _choice(FAIL, SKIP, DEAD, aliases={"dlq": DEAD}), OPERATIONS),
-    Option("dryRun", "dry_run", _flag, PACED),
-)
 READ_OPTIONS = (
     Option("url", "url", _text, READS),
     Option("keyPrefix", "prefix", _text, READS),
@@ -362,6 +344,11 @@ READ_OPTIONS = (
     Option("queue", "queue", lambda name, text: (check_text(name, text),), READS),
     Option("queues", "queues", _queues, READS),
     Option("state", "states", _states, BATCH),
+    Option("id", "ids", _values, BATCH),
+    Option("name", "names", _values, BATCH),
+    Option("tag", "tags", _values, BATCH),
+    Option("uniqueKey", "unique_keys", _values, BATCH),
+    Option("subject", "subjects", _values, BATCH),
     Option("since", "since", _range_end, BATCH),
     Option("until", "until", _range_end, BATCH),
     Option("columns", "columns", _words, READS),
@@ -371,6 +358,9 @@ READ_OPTIONS = (
     Option("resultSchema", "result_schema", _schema, BATCH),
     Option("numPartitions", "partitions", _count(1_000), BATCH),
     Option("batchSize", "batch_size", _count(MAX_READ_BATCH), READS),
+    Option("timeout", "timeout", seconds, READS),
+    Option("socketTimeout", "socket_timeout", seconds, READS),
+    Option("maxRetries", "max_retries", _number(int, 0), READS),
     Option("startingOffsets", "starting", _start, STREAM),
     Option("maxRowsPerTrigger", "max_rows", _count(2**31 - 1), STREAM),
     Option("failOnDataLoss", "fail_on_data_loss", _flag, STREAM),
@@ -378,7 +368,14 @@ READ_OPTIONS = (
 
 OF_ROWS = frozenset({"job", "jobcolumn", "queuecolumn"})
 """Options that only a write has, and that nearly all writes have."""
-_WRITE_OPTIONS = {key_of(option.name): option for option in WRITE_OPTIONS}
+OF_JOBS = frozenset({JOBS, RESULTS, ATTEMPTS, DEAD_LETTERS})
+FILTERED: Mapping[str, frozenset[Table]] = {
+    "ids": OF_JOBS,
+    "names": OF_JOBS,
+    **dict.fromkeys(("tags", "unique_keys", "subjects"), frozenset({JOBS, RESULTS})),
+}
+"""Tables whose rows these fields of `ReadOptions` filter."""
+
 _READ_OPTIONS = {option.name.lower(): option for option in READ_OPTIONS}
 
 
@@ -392,44 +389,52 @@ def _unknown(name: str, options: Iterable[Option]) -> OptionError:
     return OptionError(f"unknown option {name!r}{nearest(name, known) or ': remove it'}")
 
 
+def _option(
+    parse: Parser, uses: frozenset[str], default: Any = MISSING, *, name: str = "", is_secret: bool = False
+) -> Any:
+    """Return a field that is an option, whose name is by default the field's in camel case."""
+    return field(default=default, repr=not is_secret, metadata={"parse": parse, "uses": uses, "name": name})
+
+
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
     """The options of a write; docs/spark-reference.md describes them."""
 
-    url: str = field(repr=False)
+    url: str = _option(_text, OPERATIONS, is_secret=True)
     """The storage's address. It may contain a password, so it is never shown."""
-    prefix: str = ""
-    operation: str = ENQUEUE
-    write: str | None = None
+    prefix: str = _option(_text, OPERATIONS, "", name="keyPrefix")
+    operation: str = _option(_choice(ENQUEUE, RETRY, CANCEL, DELETE, UPDATE), OPERATIONS, ENQUEUE)
+    write: str | None = _option(_key, OPERATIONS, None, name="writeId")
     """The write's name, if the caller wants to know it."""
-    queue: str | None = None
-    queue_column: str | None = None
-    job: str | None = None
-    job_column: str | None = None
-    key_mode: str | None = None
+    key_mode: str | None = _option(_choice(*KEY_MODES), NEW, None)
+    queue: str | None = _option(check_text, OPERATIONS, None)
+    queue_column: str | None = _option(_text, OPERATIONS, None)
+    job: str | None = _option(check_text, NEW, None)
+    job_column: str | None = _option(_text, NEW, None)
     constants: Mapping[str, Any] = field(default_factory=dict)
     """Options of all jobs, checked, with the values that Python code would pass: durations are in seconds.
     `depends_on` has only the ids."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Column names by job option, or by `id`."""
-    payload_column: str | None = None
-    payload_format: str = "value"
-    args_column: str | None = None
-    kwargs_column: str | None = None
-    include: tuple[str, ...] | None = None
-    exclude: tuple[str, ...] = ()
-    max_payload: int = 1024 * 1024
-    app: str | None = None
-    version: int | None = None
-    delivery: str = STAGED
-    batch_size: int = CHUNK
-    max_queue_depth: int | None = None
-    backpressure_timeout: float = 600.0
-    rate_limit: float | None = None
-    max_retries: int = 5
-    stage_ttl: float = 86_400.0
-    on_error: str = FAIL
-    dry_run: bool = False
+    payload_column: str | None = _option(_text, WITH_PAYLOAD, None)
+    payload_format: str = _option(_choice("value", "json", "msgpack"), WITH_PAYLOAD, "value")
+    args_column: str | None = _option(_text, WITH_PAYLOAD, None)
+    kwargs_column: str | None = _option(_text, WITH_PAYLOAD, None)
+    include: tuple[str, ...] | None = _option(_included, WITH_PAYLOAD, None, name="includeColumns")
+    exclude: tuple[str, ...] = _option(_names, WITH_PAYLOAD, (), name="excludeColumns")
+    max_payload: int = _option(_number(int, 1), WITH_PAYLOAD, 1024 * 1024, name="maxPayloadBytes")
+    app: str | None = _option(_key, NEW, None, name="txnAppId")
+    version: int | None = _option(_number(int, 0, MAX_WHOLE), NEW, None, name="txnVersion")
+    batch_size: int = _option(
+        _number(int, 1, CHUNK, ", the jobs of one call to the storage"), OPERATIONS, CHUNK
+    )
+    max_queue_depth: int | None = _option(_number(int, 1, MAX_WHOLE), PACED, None)
+    backpressure_timeout: float = _option(_number(float, 0), PACED, 600.0)
+    rate_limit: float | None = _option(_number(float, 0.001), OPERATIONS, None)
+    max_retries: int = _option(_number(int, 0), OPERATIONS, 5)
+    stage_ttl: float = _option(_number(float, 1, MAX_STAGE_TTL), NEW, 86_400.0)
+    on_error: str = _option(_choice(FAIL, SKIP, DEAD, aliases={"dlq": DEAD}), OPERATIONS, FAIL)
+    dry_run: bool = _option(_flag, PACED, False)
 
     @classmethod
     def read(cls, given: Mapping[str, str]) -> "WriteOptions":
@@ -481,6 +486,22 @@ class WriteOptions:
         return named
 
 
+def _write_options() -> Iterator[Option]:
+    """Return the options of a write: its fields, ids, and each job option for all rows and from a column."""
+    for each in fields(WriteOptions):
+        if given := each.metadata:
+            yield Option(given["name"] or camel(each.name), each.name, given["parse"], given["uses"])
+    yield Option("idColumn", "id", _as_it_is, OPERATIONS, "columns")
+    for name in PER_JOB:
+        uses = SCHEDULED if name in ("priority", "run_at") else NEW
+        yield Option(camel(name), name, _constant(name), uses, "constants")
+        yield Option(f"{camel(name)}Column", name, _as_it_is, uses, "columns")
+
+
+WRITE_OPTIONS = tuple(_write_options())
+_WRITE_OPTIONS = {key_of(option.name): option for option in WRITE_OPTIONS}
+
+
 def _check_combinations(values: Mapping[str, Any]) -> None:
     """Raise OptionError for an option that would have no effect beside the others."""
     for name in ("queue", "job"):
@@ -502,13 +523,8 @@ def _check_combinations(values: Mapping[str, Any]) -> None:
             "excludeColumns can't be combined with includeColumns, which names all columns to pass: remove "
             "one of them"
         )
-    is_direct = values.get("delivery") == DIRECT
-    if is_direct and "stage_ttl" in values:
-        raise OptionError(
-            "stageTtl can't be combined with deliveryMode=direct, which stages no rows: remove one of them"
-        )
-    is_staged = not is_direct and values.get("operation", ENQUEUE) == ENQUEUE
-    if "backpressure_timeout" in values and "max_queue_depth" not in values and not is_staged:
+    is_change = values.get("operation", ENQUEUE) != ENQUEUE
+    if is_change and "backpressure_timeout" in values and "max_queue_depth" not in values:
         raise OptionError("backpressureTimeout: requires maxQueueDepth: set both, or remove it")
 
 
@@ -538,6 +554,11 @@ class ReadOptions:
     """Start of the time range, in UTC milliseconds."""
     until: int | None = None
     """End of the time range, in UTC milliseconds; exclusive."""
+    ids: tuple[str, ...] | None = None
+    names: tuple[str, ...] | None = None
+    tags: tuple[str, ...] | None = None
+    unique_keys: tuple[str, ...] | None = None
+    subjects: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
     payload: bool = False
     values: str | None = None
@@ -546,6 +567,9 @@ class ReadOptions:
     result_schema: str | None = None
     partitions: int = 8
     batch_size: int = 1_000
+    timeout: float | None = None
+    socket_timeout: float | None = None
+    max_retries: int = 5
     starting: str = LATEST
     max_rows: int | None = None
     fail_on_data_loss: bool = True
@@ -604,13 +628,17 @@ class ReadOptions:
             raise OptionError(f"since, until: rows of {table.name} cannot be filtered by time")
         if self.since is not None and self.until is not None and self.since >= self.until:
             raise OptionError("until: must be later than since")
-        option = "includePayload" if self.payload_schema is None else "payloadSchema"
+        for option in READ_OPTIONS:
+            tables = FILTERED.get(option.field)
+            if tables is not None and getattr(self, option.field) is not None and table not in tables:
+                raise OptionError(f"{option.name}: rows of {table.name} cannot be filtered by {option.name}")
+        option_name = "includePayload" if self.payload_schema is None else "payloadSchema"
         if self.payload and table is not JOBS:
-            raise OptionError(f"{option}: supported only by the table jobs, not {table.name}")
+            raise OptionError(f"{option_name}: supported only by the table jobs, not {table.name}")
         if self.payload and self.columns is not None and PAYLOAD not in self.columns:
             raise OptionError(
-                f"{option}: has no effect, because columns does not name payload: add it to columns, or "
-                f"remove {option}"
+                f"{option_name}: has no effect, because columns does not name payload: add it to columns, "
+                f"or remove {option_name}"
             )
         self._check_values({column.name for column in self.schema()})
 
@@ -666,6 +694,11 @@ class ReadOptions:
             self.states,
             self.since,
             self.until,
+            self.ids,
+            self.names,
+            self.tags,
+            self.unique_keys,
+            self.subjects,
         )
 
 

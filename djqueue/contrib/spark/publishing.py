@@ -1,13 +1,10 @@
-"""Publish a write on the driver, and refuse two writes under one name."""
+"""Publish a write on the driver."""
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Any
-from zlib import crc32
 
-from djqueue.core.errors import OptionError, StorageError
+from djqueue.core.errors import StorageError
 from djqueue.storage.base import Storage
 from djqueue.storage.staging import (
     TAKEOVER_AFTER,
@@ -23,7 +20,6 @@ from djqueue.storage.staging import (
 from .locations import staging_of
 from .options import WriteOptions
 from .reporting import WriteReporter
-from .rows import Chunk
 from .throttling import StorageRetry, WriteThrottle
 
 TOUCH_EVERY = TAKEOVER_AFTER / 1_000 / 10
@@ -57,16 +53,13 @@ class DriverPublisher:
             The counts of the plan, and whether its version had already been published.
 
         Raises:
-            OptionError: The name of the write belongs to a write of other rows.
             ChunkMissingError: Some staged jobs expired or were lost.
         """
         finished: tuple[Counts, bool] | None = None
         while True:
             state = self._commit(plan)
             is_own = (state.plan.write, state.plan.version) == (plan.write, plan.version)
-            if not is_own:
-                refuse_other_frame(state, plan)
-            elif state.status != "done":
+            if is_own and state.status != "done":
                 self._reporter.committed()
             if state.status == "done" and finished is not None:
                 if not is_own:
@@ -181,53 +174,6 @@ class DriverPublisher:
         self._send(self._staging.forget_all, sorted(plan.queues), plan.owner, plan.write)
 
 
-class Checksum:
-    """Passes chunks through, and sums checksums of their jobs: the order of jobs does not matter."""
-
-    def __init__(self, chunks: Iterable[Chunk]) -> None:
-        self.value = 0
-        self._chunks = chunks
-
-    def __iter__(self) -> Iterator[Chunk]:
-        for chunk in self._chunks:
-            for batch in chunk.batches:
-                self.value += sum(map(crc32, batch.payloads))
-                if not batch.fresh:
-                    self.value += sum(crc32(job_id.encode()) for job_id in batch.ids or ())
-            yield chunk
-
-
 def _is_skipped(publication: PlanPublisher, own: Plan) -> bool:
     """Return whether another write had published all queues, rather than a sweep that took over this one."""
     return publication.was_published and own.write not in publication.published_by
-
-
-def frame_of(options: WriteOptions, columns: Sequence[str]) -> str:
-    """Return a fingerprint of what turns rows into jobs: columns, and options that choose them."""
-    chosen = [
-        list(columns),
-        [options.queue, options.queue_column, options.job, options.job_column],
-        [options.payload_column, options.payload_format, options.args_column, options.kwargs_column],
-        [options.include, options.exclude, sorted(options.columns.items())],
-    ]
-    return blake2b(json.dumps(chosen).encode(), digest_size=16).hexdigest()
-
-
-def refuse_other_frame(state: PlanState, own: Plan) -> None:
-    """Raise OptionError if the name of a write belongs to a write of another DataFrame.
-
-    A repeated write has the same columns and options. Its rows may differ, if they are computed anew, except
-    in the run that has published the version: there, the name was used for two DataFrames.
-    """
-    first = state.plan
-    if first.version != own.version or not first.frame or not own.frame:
-        return
-    is_other = first.frame != own.frame
-    if state.status == "done" and first.run and first.run == own.run:
-        is_other = is_other or first.content != own.content
-    if is_other:
-        raise OptionError(
-            f"txnAppId: {own.app!r} with txnVersion {own.version} already names a write of other rows "
-            f"({first.write}), so these rows were not enqueued: give each DataFrame a txnAppId of its own, "
-            "or a higher txnVersion"
-        )

@@ -1,22 +1,36 @@
 """Read a storage's tables and streams of events, on the driver and in tasks, without depending on Spark."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from djqueue.core.errors import OptionError
 from djqueue.storage.base import Storage
 from djqueue.storage.bulkwrites import BulkWriteReport, BulkWriteReports, write_of
-from djqueue.storage.export import Export, ExportFilter, ExportPart, Feed, FeedRange, Page, Places
+from djqueue.storage.export import (
+    CallRetry,
+    Export,
+    ExportFilter,
+    ExportPart,
+    Feed,
+    FeedRange,
+    Page,
+    Places,
+    once,
+)
 
 from .arrow import batch_of
 from .locations import storage_at
 from .options import BINARY, EARLIEST, ReadOptions
 from .readable import ReadableColumns
 from .tables import BULK_WRITE, PAYLOAD, RESULT, TAGS
+from .throttling import StorageRetry
+from .timeouts import Timeouts
 
 if TYPE_CHECKING:
     from pyarrow import DataType, RecordBatch
+
+T = TypeVar("T")
 
 
 class Read:
@@ -41,7 +55,7 @@ class Read:
 
     def storage(self) -> Storage:
         """Return a new storage, which the caller must close."""
-        return storage_at(self.options.url, self.options.prefix)
+        return storage_of(self.options)
 
     def partitions(self) -> list[list[ExportPart]]:
         """Return what each task reads: at most `numPartitions` lists of about equal numbers of rows."""
@@ -59,13 +73,13 @@ class Read:
         return tasks
 
     def run_task(self, parts: Sequence[ExportPart]) -> "Iterator[RecordBatch]":
-        """Return the rows of a task's parts."""
-        wanted = self.options.wanted()
+        """Return the rows of a task's parts. Each call is repeated while the storage is unavailable."""
+        wanted, retry = self.options.wanted(), StorageRetry(self.options.max_retries)
         with closing(self.storage()) as storage:
             export = export_of(storage, self.options.table.name)
             readable = ReadableColumns(self._kinds)
             for part in parts:
-                for page in export.pages(wanted, part, self.options.batch_size):
+                for page in export.pages(wanted, part, self.options.batch_size, retry):
                     batch = batch_of(self.columns, _with_write(readable.convert(page)), self._kinds)
                     if batch.num_rows:
                         yield batch
@@ -83,7 +97,12 @@ class JobEventStream:
 
     def storage(self) -> Storage:
         """Return a new storage, which the caller must close."""
-        return storage_at(self.options.url, self.options.prefix)
+        return storage_of(self.options)
+
+    def _ask(self, question: Callable[[Feed], T]) -> T:
+        """Return the answer of the feed to a question, repeated while the storage is unavailable."""
+        with closing(self.storage()) as storage:
+            return StorageRetry(self.options.max_retries)(question, feed_of(storage))
 
     def start(self) -> dict[str, str]:
         """Return the offsets where a new stream starts."""
@@ -102,16 +121,14 @@ class JobEventStream:
         until = self._last() if self._target is None else self._target
         if limit is None:
             return {**start, **until}
-        with closing(self.storage()) as storage:
-            return dict(feed_of(storage).ahead(start, until, limit))
+        return dict(self._ask(lambda feed: feed.ahead(start, until, limit)))
 
     def latest(self) -> dict[str, str]:
         """Return the offsets after the latest events."""
         return dict(self._last())
 
     def _last(self) -> Places:
-        with closing(self.storage()) as storage:
-            return feed_of(storage).last(self.options.queues)
+        return self._ask(lambda feed: feed.last(self.options.queues))
 
     def ranges(self, start: Mapping[str, str], end: Mapping[str, str]) -> list[FeedRange]:
         """Return the range that each task reads, one for each queue."""
@@ -124,8 +141,9 @@ class JobEventStream:
     def run_task(self, part: FeedRange) -> "Iterator[RecordBatch]":
         """Return the rows of a range. Raises EventsLostError if some have expired."""
         complete, size = self.options.fail_on_data_loss, self.options.batch_size
+        retry = StorageRetry(self.options.max_retries)
         with closing(self.storage()) as storage:
-            for page in feed_of(storage).read(part, size, complete=complete):
+            for page in feed_of(storage).read(part, size, complete=complete, retry=retry):
                 yield batch_of(self.columns, page)
 
 
@@ -134,6 +152,12 @@ def _with_write(page: Page) -> Page:
     if TAGS not in page:
         return page
     return {**page, BULK_WRITE: [write_of(tags) for tags in page[TAGS]]}
+
+
+def storage_of(options: ReadOptions) -> Storage:
+    """Return the storage of a read, which the caller must close."""
+    timeouts = Timeouts(options.timeout, options.socket_timeout)
+    return storage_at(options.url, options.prefix, timeouts=timeouts)
 
 
 def export_of(storage: Storage, table: str) -> Export:
@@ -176,11 +200,13 @@ class ReportExport(Export):
         """Return the only part."""
         return [ExportPart("", 0, 0, 0)]
 
-    def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
+    def pages(
+        self, wanted: ExportFilter, part: ExportPart, size: int, retry: CallRetry = once
+    ) -> Iterator[Page]:
         """Yield the reports of bulk writes in pages."""
         after: str | None = None
         while True:
-            reports, after = self._imports.page(size, after)
+            reports, after = retry(self._imports.page, size, after)
             yield _page(reports)
             if after is None:
                 return

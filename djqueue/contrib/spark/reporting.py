@@ -41,8 +41,6 @@ class TaskReport:
     chunks: dict[str, str] = field(default_factory=dict)
     """By queue, one character for each staged chunk."""
     rows: int = 0
-    enqueued: dict[str, Counts] = field(default_factory=dict)
-    """Counts of directly enqueued jobs, by queue."""
     rejected: dict[str, int] = field(default_factory=dict)
     """Invalid rows, by reason."""
     changed: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -51,15 +49,6 @@ class TaskReport:
     """Names of the jobs."""
     spark: str = ""
     """The id of the Spark application."""
-    run: str = ""
-    """The Spark application and the run of a streaming query, if the write is in its `foreachBatch`."""
-    content: int = 0
-    """A checksum of the staged jobs, whatever their order."""
-
-    @property
-    def counts(self) -> Counts:
-        """Counts of directly enqueued jobs in all queues."""
-        return sum(self.enqueued.values(), Counts())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,9 +287,8 @@ class WriteReporter:
     def _failed(self, error: Exception) -> None:
         self.save_earlier()
         published = self._is_incomplete or any(share.published for share in self._report.shares.values())
-        # A refused name, or lost rows: the write was not committed, so no sweep will finish it.
-        is_refused = isinstance(error, OptionError) and not self._is_batch
-        nothing = (is_refused or isinstance(error, ChunkMissingError)) and not published
+        # Rows were lost: the write is not committed any more, so no sweep will finish it.
+        nothing = isinstance(error, ChunkMissingError) and not published
         state, message = FAILED if nothing else UNFINISHED, f"{type(error).__name__}: {error}"
         if not self._is_batch:
             self._keep(self._report._replace(state=state, error=message))

@@ -43,8 +43,6 @@ QUERY = "sql.streaming.queryId"
 """Local property with a streaming query's id, which survives a restart from the checkpoint."""
 APPLICATION = "spark.app.id"
 """Local property with the application's id."""
-GROUP = "spark.jobGroup.id"
-"""Local property with the job group, which is the run of a streaming query in its `foreachBatch`."""
 
 
 class DjqueueDataSource(DataSource):
@@ -109,7 +107,8 @@ class DjqueueDataSource(DataSource):
 class BatchReader(DataSourceReader):
     """The reader of one `load()`, created on the driver and copied to tasks.
 
-    It has no `pushFilters`: with one, Spark 4 applies a read's remaining filters to other reads without any.
+    It has no `pushFilters`. With one, reads fail unless a property of Spark is set; and then Spark uses the
+    reader with the filters of one query for other queries of the same DataFrame, too.
     """
 
     def __init__(self, read: Read) -> None:
@@ -180,7 +179,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: "Iterator[RecordBatch]") -> Message:
         """Write a task's rows."""
-        return Message(self._write.run_task(_part(), iterator, _property(APPLICATION), _run()))
+        return Message(self._write.run_task(_part(), iterator, _property(APPLICATION)))
 
     def commit(self, messages: "list[Message | None]") -> None:
         """Publish the rows of all tasks."""
@@ -230,11 +229,6 @@ def _property(name: str) -> str:
     context = TaskContext.get()
     assert context is not None
     return context.getLocalProperty(name) or ""
-
-
-def _run() -> str:
-    """Return the run of the streaming query in whose `foreachBatch` this write is, or an empty string."""
-    return _property(GROUP) if _property(QUERY) else ""
 
 
 def _part() -> str:

@@ -122,7 +122,7 @@ class WriteWait:
             pause = min(max(waited / 10, FIRST_PAUSE), LONGEST_PAUSE)
             if timeout is not None and waited >= timeout:
                 report = self._report()
-                outcome, _ = self._send(self._count, report)
+                outcome, _ = self._count(report)
                 raise WriteTimeoutError(
                     f"The bulk write is {report.state}, and its jobs have not ended within {timeout:g} s: "
                     f"{outcome}",
@@ -141,7 +141,7 @@ class WriteWait:
             yield None
             report = self._report()
         while True:
-            outcome, sample = self._send(self._count, report)
+            outcome, sample = self._count(report)
             self._report_progress(str(outcome))
             if not outcome.unfinished:
                 yield outcome
@@ -207,21 +207,23 @@ class WriteWait:
 
     def _count(self, report: BulkWriteReport) -> tuple[WriteOutcome, list[JobKey]]:
         """Return the write's jobs by outcome, and a sample of the unfinished ones."""
-        export, tags = self._storage.capabilities.export, self._tags(report)
+        export = self._storage.capabilities.export
         assert export is not None
         counts, sample = Counter[str](), list[JobKey]()
         since = None if report.skipped or report.resumed else report.started_at - CLOCK_SKEW
-        columns = frozenset({"queue", "id", "state", "tags"})
-        wanted = ExportFilter("jobs", columns, queues=report.queues, since=since)
-        for part in export.parts(wanted, 1):
-            for page in export.pages(wanted, part, PAGE):
-                for index, own in enumerate(page.get("tags", ())):
-                    if tags.isdisjoint(own or ()):
-                        continue
-                    state = page["state"][index]
+        wanted = ExportFilter(
+            "jobs",
+            frozenset({"queue", "id", "state"}),
+            queues=report.queues,
+            since=since,
+            tags=tuple(self._tags(report)),
+        )
+        for part in self._send(export.parts, wanted, 1):
+            for page in export.pages(wanted, part, PAGE, self._send):
+                for queue, job_id, state in zip(page["queue"], page["id"], page["state"], strict=True):
                     counts[state if state in ENDED else "unfinished"] += 1
                     if state not in ENDED:
-                        self._add(sample, (page["queue"][index], page["id"][index]), counts["unfinished"])
+                        self._add(sample, (queue, job_id), counts["unfinished"])
         removed = max(0, report.inserted - counts.total())
         return WriteOutcome(write=report.write, removed=removed, **counts), sample
 

@@ -1,7 +1,10 @@
 """The backend of `django.tasks`, which enqueues tasks as jobs, and the tasks that are registered."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -13,6 +16,7 @@ from django.utils import timezone
 from django.utils.module_loading import autodiscover_modules
 
 from djqueue.client import envelope, get_storage, hints, job
+from djqueue.client.arguments import Arguments
 from djqueue.client.sending import send_one
 from djqueue.conf import is_wrong, read_settings
 from djqueue.core.clock import SYSTEM_CLOCK
@@ -21,6 +25,7 @@ from djqueue.core.ids import IdSource
 from djqueue.core.job import Batch, EnqueueResult
 from djqueue.core.options import check_text
 from djqueue.core.suggest import nearest
+from djqueue.runtime.immediate import ImmediateStorage
 
 from .attempts import runner_of
 from .compat import (
@@ -94,6 +99,25 @@ class RegisteredTasks:
         return task
 
 
+def check_arguments(task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise ArgumentsError if a task's function cannot be called with these arguments."""
+    arguments = _arguments_of(task.func, task.takes_context)
+    if arguments is not None:
+        arguments.check(task.module_path, args, kwargs)
+
+
+@lru_cache(maxsize=4_096)
+def _arguments_of(function: Callable[..., Any], takes_context: bool) -> Arguments | None:
+    """Return the parameters of a task's function, without the context that its worker passes."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    if takes_context:
+        signature = signature.replace(parameters=list(signature.parameters.values())[1:])
+    return Arguments(signature)
+
+
 registered_tasks = RegisteredTasks()
 _ids = IdSource()
 
@@ -141,9 +165,10 @@ class DjqueueBackend(BaseTaskBackend):
 
         Raises:
             InvalidTask: The task is invalid.
-            TypeError: An argument is not JSON-serializable.
+            TypeError: An argument is not JSON-serializable, or the task's function does not accept it.
         """
         self.validate_task(task)
+        check_arguments(task, args, kwargs)
         id = _ids.new(SYSTEM_CLOCK.now())
         result: AnyTaskResult = TaskResult(
             task=task,
@@ -238,13 +263,14 @@ class DjqueueBackend(BaseTaskBackend):
         storage = get_storage()
         hints.check_job(storage, batch.name)
         alias = storage.capabilities.transactions.alias_for(batch)
-        answer = send_one(storage, batch)
-        if answer.status != "queued":
-            return self._existing(answer, result)
-        if alias is not None:
-            add_pending(alias, result)
-        task_enqueued.send(sender=type(self), task_result=result)
-        return result
+        # The signal comes before those of the attempt.
+        with storage.run_after() if isinstance(storage, ImmediateStorage) else nullcontext():
+            answer = send_one(storage, batch)
+            if answer.status == "queued":
+                if alias is not None:
+                    add_pending(alias, result)
+                task_enqueued.send(sender=type(self), task_result=result)
+        return result if answer.status == "queued" else self._existing(answer, result)
 
     def _existing(self, answer: EnqueueResult, result: AnyTaskResult) -> AnyTaskResult:
         """Return the result of the job that has the unique key of a new one."""

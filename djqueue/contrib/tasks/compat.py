@@ -47,10 +47,19 @@ else:
 
 if TYPE_CHECKING:
     AnyTask = Task[..., Any]
+    AnyTaskContext = TaskContext[Any, Any]
     AnyTaskResult = TaskResult[..., Any]
+    GenericTask = Task
 else:
     # Generic for type checkers only.
-    AnyTask, AnyTaskResult = Task, TaskResult
+    AnyTask, AnyTaskContext, AnyTaskResult = Task, TaskContext, TaskResult
+
+    class GenericTask:
+        """Stands for the class of tasks where that gets type arguments."""
+
+        def __class_getitem__(cls, _: Any) -> type[Task]:
+            return Task
+
 
 # The backport 0.12 has another name for it.
 InvalidTask: type[Exception] = getattr(_exceptions, "InvalidTask" if HAS_TASKS else "InvalidTaskError")
@@ -62,8 +71,10 @@ __all__ = [
     "DEFAULT_TASK_QUEUE_NAME",
     "HAS_TASKS",
     "AnyTask",
+    "AnyTaskContext",
     "AnyTaskResult",
     "BaseTaskBackend",
+    "GenericTask",
     "InvalidTask",
     "Task",
     "TaskContext",

@@ -1,61 +1,66 @@
 """Tasks with the options of djqueue, the decorator that defines them, and `OPTIONS` of the backend."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from enum import Enum
-from typing import Any
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from django.db import connections
 
-from djqueue.client.jobs import ONLY_JOB
+from djqueue.client.keywords import BackoffRule, CommonKeywords, HandlerKeywords, ScheduleKeywords
 from djqueue.core.errors import OptionError
 from djqueue.core.options import PARSERS
 from djqueue.core.permissions import Permissions
+from djqueue.core.policies import UNSET, Unset
 from djqueue.core.suggest import nearest, nearest_option
-from djqueue.schedules import SCHEDULE_PARSERS
 
 from .compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
     DEFAULT_TASK_PRIORITY,
     DEFAULT_TASK_QUEUE_NAME,
     AnyTask,
+    AnyTaskContext,
+    GenericTask,
     InvalidTask,
     task_backends,
 )
 
-
-class NotGiven(Enum):
-    """The type of `NOT_GIVEN`, which tells an option that was not given from one that is None."""
-
-    NOT_GIVEN = "not given"
-
-    def __repr__(self) -> str:
-        return "NOT_GIVEN"
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-NOT_GIVEN = NotGiven.NOT_GIVEN
-"""The value of an option that was not given. It stays the same object when it is pickled."""
+class TaskUsingKeywords(CommonKeywords, total=False):
+    """Options of `DjqueueTask.using` besides those of Django."""
 
-PER_ENQUEUE = (
-    "max_attempts",
-    "max_stalls",
-    "backoff",
-    "timeout",
-    "ttl",
-    "unique_key",
-    "unique_ttl",
-    "on_duplicate",
-    "concurrency_key",
-    "weight",
-    "result_ttl",
-    "retention",
-    "tags",
-    "subject",
-    "headers",
-)
+    backoff: BackoffRule
+
+
+class TaskKeywords(CommonKeywords, HandlerKeywords, ScheduleKeywords, total=False):
+    """Options of `task` besides those of Django."""
+
+
+class TaskDefinitionKeywords(TaskKeywords, total=False):
+    """All options of `task` but `takes_context`."""
+
+    priority: int
+    queue_name: str
+    backend: str
+
+
+PER_ENQUEUE = tuple(sorted(TaskUsingKeywords.__optional_keys__))
 """Options that both the decorator and `using` accept."""
-PER_TASK = tuple(sorted((ONLY_JOB - {"name"}) | SCHEDULE_PARSERS.keys()))
+PER_TASK = tuple(sorted(TaskKeywords.__optional_keys__ - TaskUsingKeywords.__optional_keys__))
 """Options that only the decorator accepts: executor, permissions and schedules."""
 DEFAULTS: dict[str, Any] = {"max_attempts": 1, "result_ttl": 86_400}
 """Default options of tasks: results are kept for a day, and as with the backends of Django, a task that fails
@@ -68,19 +73,19 @@ ON_COMMIT = "enqueue_on_commit"
 
 def _option() -> Any:
     # Values such as a mapping of limits have no hash.
-    return field(default=NOT_GIVEN, hash=False)
+    return field(default=UNSET, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DjqueueTask(AnyTask):
+class DjqueueTask(GenericTask[P, R], Generic[P, R]):
     """A task of a `DjqueueBackend`. Options that are not given have the defaults of the backend."""
 
     # Has no default in Django 6.0.
     run_after: datetime | None = None
 
-    max_attempts: int | NotGiven = _option()
+    max_attempts: int | Unset = _option()
     """Maximum number of attempts, including the first."""
-    max_stalls: int | NotGiven = _option()
+    max_stalls: int | Unset = _option()
     """Maximum number of stalled attempts."""
     backoff: Any = _option()
     """Wait before the next attempt, as for `@job`."""
@@ -88,56 +93,56 @@ class DjqueueTask(AnyTask):
     """Maximum length of one attempt: seconds, or a timedelta."""
     ttl: Any = _option()
     """Time after which a task that has not started expires."""
-    unique_key: str | NotGiven | None = _option()
+    unique_key: str | Unset | None = _option()
     """Key that at most one live job of a queue has. A second enqueue returns the result of the first."""
     unique_ttl: Any = _option()
     """Time after which the key is free although its job is live."""
-    on_duplicate: str | NotGiven = _option()
+    on_duplicate: str | Unset = _option()
     """Behavior of an enqueue whose `unique_key` is taken, as for `@job`."""
-    concurrency_key: str | NotGiven | None = _option()
+    concurrency_key: str | Unset | None = _option()
     """Key whose jobs run one at a time in a queue, or as many at once as the queue allows."""
-    weight: int | NotGiven = _option()
+    weight: int | Unset = _option()
     """Slots of the queue's concurrency that the task takes."""
     result_ttl: Any = _option()
     """Time for which `get_result` finds the ended task; None keeps it."""
     retention: Any = _option()
     """Time for which the record of the ended job is kept, if longer than its result."""
-    tags: Iterable[str] | NotGiven = _option()
+    tags: Iterable[str] | Unset = _option()
     """Labels stored with the job."""
     subject: Any = _option()
     """Model instance, or text, that the job is about."""
-    headers: Mapping[str, Any] | NotGiven = _option()
+    headers: Mapping[str, Any] | Unset = _option()
     """Values carried with the job beside its arguments."""
 
-    executor: str | NotGiven | None = _option()
+    executor: str | Unset | None = _option()
     """Where workers run the task: `inline`, `isolated` or `subprocess`."""
-    limits: Mapping[str, Any] | NotGiven = _option()
+    limits: Mapping[str, Any] | Unset = _option()
     """Limits of a job in a process of its own."""
-    permissions: Permissions | NotGiven | None = _option()
+    permissions: Permissions | Unset | None = _option()
     """Resources that the task may use, in a process of its own."""
-    allow_unenforced: Iterable[str] | NotGiven = _option()
+    allow_unenforced: Iterable[str] | Unset = _option()
     """Permissions that may stay without guarantee where the system cannot enforce them."""
 
-    cron: str | NotGiven | None = _option()
+    cron: str | Unset | None = _option()
     """Cron expression by which the task is enqueued, without arguments."""
     every: Any = _option()
     """Interval at which the task is enqueued, without arguments."""
-    timezone: str | NotGiven = _option()
+    timezone: str | Unset = _option()
     """Time zone of the schedule; this and the following are options of `djqueue.schedules.Schedule`."""
-    start_at: datetime | NotGiven | None = _option()
-    end_at: datetime | NotGiven | None = _option()
-    max_executions: int | NotGiven | None = _option()
+    start_at: datetime | Unset | None = _option()
+    end_at: datetime | Unset | None = _option()
+    max_executions: int | Unset | None = _option()
     jitter: Any = _option()
-    overlap: str | NotGiven = _option()
-    missed: str | NotGiven = _option()
+    overlap: str | Unset = _option()
+    missed: str | Unset = _option()
     missed_window: Any = _option()
-    blackouts: Iterable[str] | NotGiven = _option()
-    on_blackout: str | NotGiven = _option()
+    blackouts: Iterable[str] | Unset = _option()
+    on_blackout: str | Unset = _option()
 
     def __repr__(self) -> str:
         # Lists what was given. Values of headers may be secret, and a repr gets into logs and error reports.
         values = {item.name: getattr(self, item.name) for item in fields(self)}
-        given = {name: value for name, value in values.items() if value is not NOT_GIVEN}
+        given = {name: value for name, value in values.items() if value is not UNSET}
         if isinstance(given.get("headers"), Mapping):
             given["headers"] = list(given["headers"])
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
@@ -149,8 +154,8 @@ class DjqueueTask(AnyTask):
         queue_name: str | None = None,
         run_after: datetime | None = None,
         backend: str | None = None,
-        **options: Any,
-    ) -> "DjqueueTask":
+        **options: Unpack[TaskUsingKeywords],
+    ) -> Self:
         """Return a task with other options.
 
         Raises:
@@ -170,6 +175,38 @@ class DjqueueTask(AnyTask):
         return replace(self, **{**changes, **options})
 
 
+class TaskDecorator(Protocol):
+    """The type of `task(...)` with options: the function that makes a task of a function."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> DjqueueTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> DjqueueTask[P, R]: ...
+
+
+class ContextTaskDecorator(Protocol):
+    """The type of `task(takes_context=True)`: the context is the first argument of the function."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[AnyTaskContext, P], Coroutine[Any, Any, R]], /
+    ) -> DjqueueTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[AnyTaskContext, P], R], /) -> DjqueueTask[P, R]: ...
+
+
+@overload
+def task(function: Callable[P, Coroutine[Any, Any, R]], /) -> DjqueueTask[P, R]: ...
+@overload
+def task(function: Callable[P, R], /) -> DjqueueTask[P, R]: ...
+@overload
+def task(
+    *, takes_context: Literal[True], **options: Unpack[TaskDefinitionKeywords]
+) -> ContextTaskDecorator: ...
+@overload
+def task(
+    *, takes_context: Literal[False] = False, **options: Unpack[TaskDefinitionKeywords]
+) -> TaskDecorator: ...
 def task(
     function: Callable[..., Any] | None = None,
     *,
@@ -189,7 +226,7 @@ def task(
     if "run_after" in options:
         raise TypeError("run_after cannot be set on a task; use using(run_after=...) for each enqueue")
 
-    def decorate(function: Callable[..., Any]) -> DjqueueTask:
+    def decorate(function: Callable[..., Any]) -> DjqueueTask[..., Any]:
         try:
             check_names(options)
         except OptionError as error:
@@ -214,7 +251,7 @@ def given_options(task: AnyTask, names: Iterable[str]) -> dict[str, Any]:
     if not isinstance(task, DjqueueTask):
         return {}
     values = ((name, getattr(task, name)) for name in names)
-    return {name: value for name, value in values if value is not NOT_GIVEN}
+    return {name: value for name, value in values if value is not UNSET}
 
 
 def check_names(given: Mapping[str, Any]) -> None:

@@ -255,10 +255,14 @@ class ReadyJobs:
         """Return whether a job with one of these names waits."""
         return not self._by_name.keys().isdisjoint(names)
 
-    def oldest_at(self) -> int | None:
-        """Return when the oldest waiting job could be claimed, considering the first job of each priority."""
+    def oldest_at(self, held: Set[str] = frozenset()) -> int | None:
+        """Return when the oldest waiting job could be claimed, considering the first job of each priority
+        without held names.
+        """
         first: dict[tuple[int, bool], tuple[int, EngineJob]] = {}
-        for queue in self._by_name.values():
+        for key, queue in self._by_name.items():
+            if held and key.removesuffix(STALLED) in held:
+                continue
             for priority, generation, job in queue.longest():
                 position = (priority, generation < 0)
                 other = first.get(position)

@@ -281,11 +281,13 @@ class EngineReads:
             bucket = limiter.bucket
             active = self._context.active_in(name)
             counts = _counts(queue, active)
+            holds = tuple(sorted(standing(queue.holds.values(), self._context.clock.now())))
+            held = {hold.name for hold in holds}
             return QueueOverview(
                 name,
                 counts,
                 queue.paused,
-                queue.ready.oldest_at() if queue.ready.size else None,
+                queue.ready.oldest_at(held) if queue.ready.size else None,
                 queue.delayed.next_due(),
                 bucket.rate if bucket is not None else None,
                 bucket.available(tick) if bucket is not None else None,
@@ -295,7 +297,7 @@ class EngineReads:
                 queue.groups.group_waiting,
                 queue.ready.counts(),
                 queue.tally.totals(finished.completions),
-                tuple(sorted(standing(queue.holds.values(), self._context.clock.now()))),
+                holds,
             )
 
     def stale_leases(self, grace: int) -> dict[str, int]:

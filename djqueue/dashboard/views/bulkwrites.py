@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from django import forms
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
-from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -98,9 +97,8 @@ class BulkWriteView(NamedTuple):
 
     @property
     def is_without_jobs(self) -> bool:
-        """Whether the write failed before any of its jobs was published; direct writes may leave some."""
-        total = self.report.total
-        return self.state == FAILED and self.has_jobs and bool(total.chunks) and not total.published
+        """Whether the write failed before any of its jobs was published."""
+        return self.state == FAILED and self.has_jobs and not self.report.total.published
 
     @property
     def may_have_jobs(self) -> bool:
@@ -403,7 +401,7 @@ def _names(queues: Sequence[str]) -> str:
     """Return the names of some queues, and the number of the others."""
     names = ", ".join(queues[:QUEUES_SHOWN])
     more = len(queues) - QUEUES_SHOWN
-    return names if more <= 0 else f"{names} +{number_format(more, force_grouping=True)}"
+    return names if more <= 0 else f"{names} +{rendering.number(more)}"
 
 
 def _begin(request: HttpRequest, site: DashboardSite, kind: BulkWriteAction, write: str) -> HttpResponse:

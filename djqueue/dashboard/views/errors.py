@@ -410,7 +410,7 @@ def error(request: HttpRequest, site: DashboardSite, queue: str, key: str) -> Ht
 def _is_held(request: HttpRequest, group: ErrorGroup) -> bool:
     """Return whether the queue holds the jobs that failed."""
     line = boards.board(request).value.line(group.queue)
-    return line is not None and any(hold.name == group.name for hold in line.row.holds)
+    return line is not None and line.row.hold_on(group.name) is not None
 
 
 @pages.act("error_resolve", "errors/<djq:queue>/<djq:key>/resolve/", rights.DEAD_LETTERS)

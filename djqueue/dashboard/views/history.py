@@ -5,13 +5,12 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest, HttpResponse
-from django.utils.formats import number_format
 from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from djqueue.core.overview import Finding
-from djqueue.dashboard import problemcards, rendering, rights, tables
+from djqueue.dashboard import jsontext, problemcards, rendering, rights, tables
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.dashboard.tables import rows_of
 from djqueue.dashboard.views import savedviews
@@ -119,6 +118,7 @@ CHOICES: dict[str, dict[Any, Any]] = {
     "states": dict(JobState.choices),
     "what": CLEANED,
     "how": dict(Revision.choices),
+    **{name: {"changed": gettext_lazy("changed")} for name in jsontext.ARGUMENTS},
 }
 """Labels of values by the name of the detail."""
 KEYS = ("owner", "copy", "key")
@@ -141,7 +141,7 @@ def entry(site: DashboardSite, row: AuditEvent) -> AuditEntry:
     detail: dict[str, Any] = dict(row.detail)
     links = []
     if (operation := detail.pop("operation", None)) is not None:
-        text = _("operation %(number)s") % {"number": number_format(operation, force_grouping=True)}
+        text = _("operation %(number)s") % {"number": rendering.number(operation)}
         links.append((text, site.url("operation", operation)))
     if row.action in (BEGAN, OVER) and (one := object_of(detail)) is not None:
         finding = Finding(detail["key"][0], "error", "", "", (one,))
@@ -203,6 +203,8 @@ def _text(value: Any, name: str = "") -> str:
         return _("yes") if value else _("no")
     if value is None:
         return rendering.NOTHING
+    if isinstance(value, int):
+        return rendering.number(value)
     return str(CHOICES.get(name, {}).get(value, value))
 
 

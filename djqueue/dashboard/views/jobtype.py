@@ -19,7 +19,6 @@ from djqueue.client.declarations import RegisteredJob
 from djqueue.core.errors import DjqueueError
 from djqueue.core.job import JobRecord
 from djqueue.core.metrics import MINUTE, Bucket
-from djqueue.core.policies import Hold
 from djqueue.core.states import State
 from djqueue.core.workers import RunningJob
 from djqueue.dashboard import audit, boards, charts, jsontext, reading, rights
@@ -294,7 +293,7 @@ def _page(request: HttpRequest, site: DashboardSite, name: str, form: RunForm) -
     job_type = registered(request, name)
     waiting = [line.name for line in board.lines if name in line.row.names]
     own = [] if job_type is None else [jobtypes.queue_of(job_type)]
-    held = [line.name for line in board.lines if any(hold.name == name for hold in line.row.holds)]
+    held = {line.name: hold for line in board.lines if (hold := line.row.hold_on(name))}
     queues = list(dict.fromkeys([*counts.queues, *waiting, *held, *(one for one in own if one)]))
     schedules = [
         row
@@ -327,7 +326,7 @@ def _page(request: HttpRequest, site: DashboardSite, name: str, form: RunForm) -
         "runs": runs,
         "running": sorted(running, key=_started)[:LISTED],
         "queues": queues,
-        "holds": _holds(board, name, queues),
+        "holds": [(queue, held.get(queue)) for queue in queues],
         "hold_form": HoldForm(),
         "schedules": schedules,
         "workers": [one for one in seen if name in one.info.names][:LISTED],
@@ -342,12 +341,6 @@ def _page(request: HttpRequest, site: DashboardSite, name: str, form: RunForm) -
     return site.render(
         request, "job_type.html", name, context, tab="job_types", crumbs=crumbs, read=cached, status=status
     )
-
-
-def _holds(board: boards.Board, name: str, queues: Sequence[str]) -> list[tuple[str, Hold | None]]:
-    """Return the queues of a job type, each with its hold."""
-    held = {line.name: hold for line in board.lines for hold in line.row.holds if hold.name == name}
-    return [(queue, held.get(queue)) for queue in queues]
 
 
 def _started(running: tuple[RunningJob, str]) -> int:

@@ -243,9 +243,8 @@ def hold(request: HttpRequest, site: DashboardSite, queue: str, name: str) -> Ht
         raise BadInputError(form.errors.as_text())
     hours, reason = form.cleaned_data["hours"], form.cleaned_data["reason"]
     until = None if hours is None else to_datetime(SYSTEM_CLOCK.now() + hours * HOUR)
-    Queue(queue).hold(name, until=until, reason=reason)
-    detail = {"name": name, "until": None if until is None else until.isoformat(), "reason": reason}
-    audit.note(request, "hold", queue=queue, detail=detail)
+    held = Queue(queue).hold(name, until=until, reason=reason)
+    audit.note(request, "hold", queue=queue, detail=held.detail())
     messages.success(request, _("Held %(name)s in %(queue)s.") % {"name": name, "queue": queue})
     return site.back(request, "queue", queue)
 
@@ -570,14 +569,11 @@ def _chart_numbers(lines: Sequence[QueueRow]) -> ChartNumbers:
     if not lines:
         return ChartNumbers([], [])
     starts = [bucket.start for bucket in lines[0].buckets[::TABLE_MINUTES]]
-    rows = [
-        (
-            line.name,
-            [sum(line.history[at : at + TABLE_MINUTES]) for at in range(0, len(line.history), TABLE_MINUTES)],
-        )
-        for line in lines
-    ]
-    return ChartNumbers(starts, rows)
+    return ChartNumbers(starts, [(line.name, _in_steps(line.history)) for line in lines])
+
+
+def _in_steps(numbers: Sequence[int]) -> list[int]:
+    return [sum(numbers[at : at + TABLE_MINUTES]) for at in range(0, len(numbers), TABLE_MINUTES)]
 
 
 def _set_paused(request: HttpRequest, site: DashboardSite, queue: str, *, paused: bool) -> HttpResponse:

@@ -4,7 +4,6 @@ from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest, HttpResponse
-from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
@@ -47,7 +46,7 @@ class Fact(NamedTuple):
     @property
     def shown(self) -> str:
         value = self.value
-        return value if isinstance(value, str) else str(number_format(value, force_grouping=True))
+        return value if isinstance(value, str) else rendering.number(value)
 
 
 class StatusVerdict(NamedTuple):

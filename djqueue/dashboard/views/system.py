@@ -5,7 +5,6 @@ from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 from django.http import HttpRequest, HttpResponse
-from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -115,7 +114,7 @@ def outbox_lines(backend: str) -> list[DiagnosticLine]:
     """Return the number of jobs in the outbox and the age of the oldest."""
     rows = rows_of(OutboxJob).order_by("id")
     count = rows[: MAX_COUNTED + 1].count()
-    value = number_format(min(count, MAX_COUNTED)) + ("+" if count > MAX_COUNTED else "")
+    value = rendering.number(min(count, MAX_COUNTED)) + ("+" if count > MAX_COUNTED else "")
     lines = [DiagnosticLine("outbox.jobs", _("Outbox"), _("Jobs"), value)]
     oldest = rows.values_list("created_at", flat=True).first()
     if oldest is not None:
@@ -140,7 +139,7 @@ def _shown(name: str, value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return str(value)
     if isinstance(value, int):
-        return rendering.exact_duration(value) if name in DURATIONS else str(number_format(value))
+        return rendering.exact_duration(value) if name in DURATIONS else rendering.number(value)
     if callable(value):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, HiddenOptions):

@@ -1,4 +1,4 @@
-"""Workflows: found among the newest jobs, drawn, and retried."""
+"""Workflows: listed, drawn, and retried."""
 
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from django.utils.translation import gettext_lazy, ngettext
 from djqueue.client import get_storage
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.flow import FlowGraph, FlowNode
-from djqueue.core.options import JobKey, JobOptions
+from djqueue.core.options import JobKey
 from djqueue.core.states import LIVE, TERMINAL, State
-from djqueue.dashboard import actions, audit, boards, flowcharts, jobsearch, rights, timelines
+from djqueue.dashboard import actions, audit, boards, flowcharts, jobsearch, redaction, rights, timelines
 from djqueue.dashboard.reading import CachedRead, read_cache
 from djqueue.dashboard.site import DashboardSite, Pages
 from djqueue.storage.actions import RETRY
@@ -25,7 +25,7 @@ MAX_LISTED = 20
 MAX_JOBS_READ = 200
 """Maximum jobs read of each workflow, in the list and on a job's page."""
 MAX_CANDIDATES = 1_000
-"""Newest jobs of workflows that are considered for the list."""
+"""Jobs of workflows that are considered for one page of the list."""
 MAX_SEARCHED = 50
 """Newest jobs of each queue and state that are searched for workflows, of a storage without tables."""
 QUEUES = 20
@@ -65,10 +65,12 @@ class Summary(NamedTuple):
     """A workflow as a row of the list."""
 
     graph: FlowGraph
-    last: FlowNode
-    """The first final job, which identifies the workflow."""
+    first: FlowNode
+    """The first job without dependencies, which names the workflow."""
     others: int
-    """The number of other final jobs."""
+    """The number of other jobs without dependencies."""
+    arguments: str = ""
+    """Arguments of the first job in one line, if they were read."""
 
     @property
     def counts(self) -> list[tuple[State | None, int]]:
@@ -98,6 +100,20 @@ class Summary(NamedTuple):
     def ended_at(self) -> int | None:
         """Time at which the last job finished; None while jobs are pending or active."""
         return None if self.is_live else max(node.finished_at for node in self.graph.nodes)
+
+    @property
+    def length(self) -> int | None:
+        """Milliseconds from its start to its end; None while jobs are pending or active."""
+        return None if self.ended_at is None else max(0, self.ended_at - self.began_at)
+
+
+class WorkflowPage(NamedTuple):
+    """A page of the list."""
+
+    rows: list[Summary]
+    """Workflows, newest first."""
+    older: str = ""
+    """Position of the next page; empty on the last page."""
 
 
 class Around(NamedTuple):
@@ -162,36 +178,39 @@ def around(request: HttpRequest, queue: str, job_id: str) -> Around | None:
 
 def summarize(graph: FlowGraph) -> Summary:
     """Summarize a workflow."""
-    last = graph.last()
-    return Summary(graph, last[0], len(last) - 1)
+    first = graph.first()
+    return Summary(graph, first[0], len(first) - 1)
 
 
-def newest_workflows(request: HttpRequest, kind: str) -> CachedRead[list[Summary]]:
-    """Return the newest workflows in a state, newest first."""
+def workflows_in(request: HttpRequest, kind: str, at: str) -> CachedRead[WorkflowPage]:
+    """Return the workflows in a state at a position."""
     lines = boards.board(request).value.lines
     names = tuple(line.name for line in lines)
     wanted: list[tuple[State, str]] = []
     for state in KINDS[kind]:
         counted = sorted((-line.count(state), line.name) for line in lines if line.count(state))
         wanted += [(state, name) for _, name in counted]
-    key = ("workflows", kind, names, tuple(wanted))
-    cached = read_cache.read(key, lambda: _graphs(wanted, WHOLE[kind], names), WORKFLOWS_FRESH)
-    rows = sorted(map(summarize, cached.value), key=lambda row: -row.began_at)
-    return CachedRead(rows, cached.at, cached.error)
+    key = ("workflows", kind, names, tuple(wanted), at)
+    return read_cache.read(key, lambda: _page(wanted, WHOLE[kind], names, at), WORKFLOWS_FRESH)
 
 
 @pages.show("workflows", "workflows/", rights.VIEW, gettext_lazy("Workflows"))
 def listed(request: HttpRequest, site: DashboardSite) -> HttpResponse:
-    """List workflows of the newest jobs, or find the workflow of a job by its ID."""
+    """List workflows, or find the workflow of a job by its ID."""
     term = request.GET.get("id", "").strip()
     named = _named(request, site, term) if term else []
     if len(named) == 1:
         return HttpResponseRedirect(named[0][2])
     given = request.GET.get("state", "")
     kind = given if given in KINDS else "live"
-    cached = newest_workflows(request, kind)
+    at = request.GET.get("at", "")
+    cached = workflows_in(request, kind, at)
+    older = cached.value.older
     context = {
-        "rows": cached.value,
+        "rows": cached.value.rows,
+        "newest": site.url("workflows", state=kind) if at else "",
+        "older": older and site.url("workflows", state=kind, at=older),
+        "is_sample": not jobsearch.states_with_rows(get_storage()),
         "kind": kind,
         "kinds": [(one, label, site.url("workflows", state=one)) for one, label in LABELS.items()],
         "term": term,
@@ -229,7 +248,7 @@ def flow(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) -> 
         "failed": [*roots, *dependents][:FAILED_LISTED] if drawing.collapsed or drawing.folded else [],
         **_dry_run(roots, dependents),
     }
-    title = summary.last.name or job_id
+    title = summary.first.name or job_id
     return site.render(request, "workflow.html", title, context, tab="workflows", crumbs=crumbs)
 
 
@@ -251,38 +270,84 @@ def retry(request: HttpRequest, site: DashboardSite, queue: str, job_id: str) ->
     return site.back(request, "workflow", queue, job_id)
 
 
-def _graphs(wanted: Sequence[tuple[State, str]], whole: State, seen: Sequence[str]) -> list[FlowGraph]:
-    """Return the workflows in a state, found by jobs of these states and queues, without those of others."""
-    left = _candidates(wanted)
+def _page(wanted: Sequence[tuple[State, str]], whole: State, seen: Sequence[str], at: str) -> WorkflowPage:
+    """Return the workflows in a state, found by jobs of these states and queues, without those of others.
+
+    A workflow is on the page of the newest of these jobs.
+    """
+    states = sorted({state for state, _ in wanted})
+    # Of a workflow that goes on or has completed, a job with dependencies has such a state, too.
+    with_roots = whole in (State.FAILED, State.CANCELLED)
+    candidates, older = _candidates(wanted, states, at, with_roots=with_roots)
+    left = deque(candidates)
     graphs: list[FlowGraph] = []
     known: set[JobKey] = set()
+    following: jobsearch.ConnectedJob | None = None
     while left and len(graphs) < MAX_LISTED:
-        roots: list[JobKey] = []
+        roots: list[jobsearch.ConnectedJob] = []
         while left and len(roots) < MAX_LISTED:
-            key, options = left.popleft()
-            near = {key, *options.depends_on, *options.dependents}
+            one = left.popleft()
+            near = {one.key, *one.options.depends_on, *one.options.dependents}
             if known.isdisjoint(near):
-                roots.append(key)
+                roots.append(one)
             known |= near
-        for found in get_storage().reads.flows(roots, MAX_JOBS_READ) if roots else ():
-            graph = found and found.only(lambda name: name in seen)
+        found = get_storage().reads.flows([one.key for one in roots], MAX_JOBS_READ) if roots else []
+        shown = [flow and flow.only(lambda name: name in seen) for flow in found]
+        earlier = jobsearch.newer(
+            (key for graph in shown if graph for key in _deciding(graph, with_roots=with_roots)), states, at
+        )
+        for root, graph in zip(roots, shown, strict=True):
             keys = {node.key for node in graph.nodes} if graph else set()
             # Of a large workflow, other jobs may have been found before.
-            is_new = not any(node.key in keys for one in graphs for node in one.nodes)
+            is_new = earlier.isdisjoint(keys) and not any(
+                node.key in keys for one in graphs for node in one.nodes
+            )
             if graph and len(keys) > 1 and is_new and graph.state() is whole:
+                if len(graphs) == MAX_LISTED:
+                    following = root
+                    break
                 graphs.append(graph)
             known |= keys
-    return graphs[:MAX_LISTED]
+    following = following or next((one for one in left if one.key not in known), None)
+    if following is not None and following.pk:
+        older = f"<{following.pk + 1}"
+    return WorkflowPage(_summaries(graphs), older)
 
 
-def _candidates(wanted: Sequence[tuple[State, str]]) -> deque[tuple[JobKey, JobOptions]]:
-    """Return the newest jobs of these states and queues that have dependencies or dependents."""
+def _deciding(graph: FlowGraph, *, with_roots: bool) -> list[JobKey]:
+    """Return the jobs of a workflow by which it can be found."""
+    if with_roots:
+        return [node.key for node in graph.nodes]
+    return [graph.nodes[edge.after].key for edge in graph.edges]
+
+
+def _summaries(graphs: Sequence[FlowGraph]) -> list[Summary]:
+    """Summarize workflows with the arguments of their first jobs, newest first."""
+    rows = sorted(map(summarize, graphs), key=lambda row: -row.began_at)
+    by_queue: dict[str, list[str]] = {}
+    for row in rows:
+        by_queue.setdefault(row.first.queue, []).append(row.first.id)
+    lines = {
+        (queue, id): redaction.payload_line(record)
+        for queue, ids in by_queue.items()
+        for id, record in zip(ids, get_storage().reads.jobs(queue, ids), strict=True)
+        if record is not None
+    }
+    return [row._replace(arguments=lines.get(row.first.key, "")) for row in rows]
+
+
+def _candidates(
+    wanted: Sequence[tuple[State, str]], states: Sequence[State], at: str, *, with_roots: bool
+) -> tuple[list[jobsearch.ConnectedJob], str]:
+    """Return jobs of these states and queues that have dependencies or dependents, newest first, and the
+    position of older ones.
+    """
     storage = get_storage()
-    states, names = {state for state, _ in wanted}, {name for _, name in wanted}
     if not wanted:
-        return deque()
-    if states <= jobsearch.states_with_rows(storage):
-        return deque(jobsearch.connected(sorted(names), sorted(states), MAX_CANDIDATES))
+        return [], ""
+    if jobsearch.states_with_rows(storage).issuperset(states):
+        names = sorted({name for _, name in wanted})
+        return jobsearch.connected(names, states, MAX_CANDIDATES, at, with_roots=with_roots)
     of_state: dict[State, list[str]] = {}
     for state, name in wanted:
         of_state.setdefault(state, []).append(name)
@@ -294,7 +359,7 @@ def _candidates(wanted: Sequence[tuple[State, str]]) -> deque[tuple[JobKey, JobO
         if one.options.depends_on or one.options.dependents
     ]
     records.sort(key=lambda one: -one.created_at)
-    return deque(((one.queue, one.id), one.options) for one in records)
+    return [jobsearch.ConnectedJob((one.queue, one.id), one.options) for one in records], ""
 
 
 def _dry_run(roots: list[FlowNode], dependents: list[FlowNode]) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def job(options: Options, output: Output) -> None:
             "event": moment.event,
             "attempt": moment.attempt or None,
             "worker": moment.worker or None,
-            "error": None if moment.error is None else f"{moment.error.type}: {moment.error.message}",
+            "error": None if moment.error is None else moment.error.summary,
         }
         for moment in info.timeline
     ]
@@ -292,7 +292,7 @@ def _summary(record: JobRecord) -> dict[str, Any]:
         "finished_at": info.finished_at,
         "worker": info.worker or None,
         "reason": info.reason or None,
-        "error": None if info.error is None else f"{info.error.type}: {info.error.message}",
+        "error": None if info.error is None else info.error.summary,
         "concurrency_key": info.options.concurrency_key,
         "unique_key": info.options.unique_key,
         "tags": list(info.options.tags),

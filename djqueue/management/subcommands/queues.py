@@ -8,13 +8,13 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from djqueue.client import Queue, get_storage
-from djqueue.client.limiters import UNCHANGED
 from djqueue.conf import get_settings, parse_rate
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import ConfigurationError
 from djqueue.core.job import JobRecord
 from djqueue.core.messages import numbered
 from djqueue.core.overview import Overview, QueueOverview
+from djqueue.core.policies import UNSET
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.core.suggest import nearest
 from djqueue.core.units import to_datetime
@@ -192,9 +192,7 @@ def hold(options: Options, output: Output) -> None:
     """Hold a job type."""
     queue, name, seconds = Queue(options["queue"]), options["name"], options["for"]
     until = None if seconds is None else to_datetime(SYSTEM_CLOCK.now() + int(seconds * 1_000))
-    queue.hold(name, until=until, reason=options["reason"])
-    shown = None if until is None else until.isoformat()
-    detail = {"name": name, "until": shown, "reason": options["reason"]}
+    detail = queue.hold(name, until=until, reason=options["reason"]).detail()
     note("hold", queue=queue.name, detail=detail)
     output.document({"queue": queue.name, **detail})
     output.line(f"Holding {name} in {queue.name}{'' if until is None else f' until {until:%F %T} UTC'}.")
@@ -220,8 +218,8 @@ def limit(options: Options, output: Output) -> None:
         raise CommandError("pass --rate, --concurrency or both; none removes a limit", returncode=MISUSED)
     queue = Queue(options["queue"])
     given: dict[str, Any] = {
-        "rate": UNCHANGED if rate is None else None if rate == NONE else rate,
-        "concurrency": UNCHANGED if concurrency is None else None if concurrency == NONE else concurrency,
+        "rate": UNSET if rate is None else None if rate == NONE else rate,
+        "concurrency": UNSET if concurrency is None else None if concurrency == NONE else concurrency,
     }
     queue.set_limits(**given)
     note("limits", queue=queue.name, detail={"new": {"rate": rate, "concurrency": concurrency}})

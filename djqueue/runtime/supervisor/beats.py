@@ -14,6 +14,7 @@ from djqueue.core.overview import Finding
 from djqueue.core.threads import start_daemon
 
 from .. import problems
+from ..exits import FAILED
 
 INTERVAL = 1.0
 """Seconds between two beats."""
@@ -39,6 +40,7 @@ class BeatWriter:
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
+        self._number = os.fstat(pipe).st_ino
         self._lock = Lock()
         self._is_ready = False
         self._code: int | None = None
@@ -68,7 +70,19 @@ class BeatWriter:
         shown = [(one.id, one.text[:MAX_TEXT], one.hint[:MAX_TEXT]) for one in found]
         line = json.dumps([self._is_ready, shown, self._code]) + "\n"
         with self._lock:
+            self._check_pipe()
             os.write(self._pipe, line.encode())
+
+    def _check_pipe(self) -> None:
+        """End the process if a handler has closed its descriptors: another file may have the pipe's number,
+        and other parts lack theirs.
+        """
+        try:
+            is_open = os.fstat(self._pipe).st_ino == self._number
+        except OSError:
+            is_open = False
+        if not is_open:
+            os._exit(FAILED)
 
 
 class BeatReader:

@@ -228,7 +228,9 @@ class ClaimCall:
     def _claimed_names(self, queue: ClaimableQueue) -> frozenset[str]:
         """Return the names that the queue does not hold, and add to the hints when it ends a hold."""
         held = {hold.name: hold.until for hold in queue.holds if hold.name in self.request.names}
-        if queue.has_ready or (queue.due is not None and queue.due <= self.tx.now):
+        is_due = queue.due is not None and queue.due <= self.tx.now
+        has_rested = queue.rest is not None and queue.rest <= self.tx.tick
+        if queue.has_ready or is_due or has_rested:
             self.hints += [until - self.tx.now for until in held.values() if until is not None]
         return self.request.names - held.keys()
 

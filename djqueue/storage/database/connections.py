@@ -3,11 +3,11 @@
 import asyncio
 import contextvars
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from time import monotonic
 from typing import NamedTuple, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -135,7 +135,7 @@ class OwnConnections:
                 if not self._idle:
                     break
                 found = self._idle.pop()
-            if not self._dialect.has_clock or time.monotonic() - found.since < TEST_AFTER_IDLE:
+            if not self._dialect.has_clock or monotonic() - found.since < TEST_AFTER_IDLE:
                 return found.wrapper
             if found.wrapper.is_usable():
                 return found.wrapper
@@ -152,7 +152,7 @@ class OwnConnections:
             wrapper.errors_occurred = False
         with self._lock:
             if self.is_open:
-                self._idle.append(Idle(wrapper, time.monotonic()))
+                self._idle.append(Idle(wrapper, monotonic()))
                 return
         wrapper.close()
 

@@ -5,12 +5,12 @@ import math
 import os
 import sqlite3
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import Any
+from time import monotonic, sleep
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from django.apps import apps
@@ -18,7 +18,7 @@ from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from djqueue.core.deadlines import remaining
-from djqueue.core.errors import ConfigurationError
+from djqueue.core.errors import ConfigurationError, StorageReplacedError
 from djqueue.core.logs import Log
 from djqueue.core.messages import in_one_line
 from djqueue.core.threads import after_fork
@@ -85,6 +85,8 @@ LOCK_HOLDERS = """
     ORDER BY 6 NULLS LAST, a.xact_start LIMIT 1
 """
 """The session that held up others: one with a lock of a whole table, or with the oldest transaction."""
+NUMBERS = "SELECT nextval(pg_get_serial_sequence('djqueue_job', 'id'))"
+"""Takes keys of new jobs of PostgreSQL."""
 AT_ONCE = "; SET LOCAL lock_timeout = '250ms'"
 """Lets a transaction of PostgreSQL wait for others like itself, but for none that stays open."""
 SAVEPOINT = "djqueue"
@@ -98,6 +100,22 @@ Insertion = tuple[str, Sequence[Any]]
 """A statement in the driver's parameter style, and its parameters."""
 RowReader = Callable[..., list[Row]]
 """Returns the rows of a statement."""
+
+
+class WriteMode(NamedTuple):
+    """The durability, waiting and numbers of a transaction."""
+
+    durable: bool = False
+    """Whether the commit must be on disk, regardless of the connection's settings."""
+    waits: bool = True
+    """Wait for other transactions. Otherwise, the transaction is not opened, or fails at a lock that another
+    one does not release at once: see `is_locked`.
+    """
+    numbers: int = 0
+    """The number of `numbers` that the transaction needs, if they save an exchange with a server."""
+
+
+PLAIN_WRITE = WriteMode()
 
 
 class SqlDialect(ABC):
@@ -141,17 +159,16 @@ class SqlDialect(ABC):
 
     @abstractmethod
     def writing(
-        self, wrapper: BaseDatabaseWrapper, cursor: Any, *, durable: bool = False, waits: bool = True
-    ) -> AbstractContextManager[bool]:
-        """Open a transaction that writes, and commit it at the end. The value is whether it was opened.
+        self, wrapper: BaseDatabaseWrapper, cursor: Any, mode: WriteMode
+    ) -> AbstractContextManager[Sequence[int] | None]:
+        """Open a transaction that writes, and commit it at the end. The value is None if it was not opened,
+        and otherwise the numbers that came with its beginning.
 
         Args:
             wrapper: A connection without a transaction; on SQLite, `tune_for_loop` has prepared one for which
                 `waits` is False.
             cursor: Its cursor.
-            durable: Whether the commit must be on disk, regardless of the connection's settings.
-            waits: Wait for other transactions. Otherwise, the transaction is not opened, or fails at a lock
-                that another one does not release at once: see `is_locked`.
+            mode: How it writes.
         """
 
     def is_locked(self, error: BaseException) -> bool:
@@ -167,12 +184,14 @@ class SqlDialect(ABC):
         """Limit waits for locks meanwhile, in a transaction whose settings stay as they were."""
 
     @contextmanager
-    def nested(self, wrapper: BaseDatabaseWrapper, cursor: Any) -> Iterator[None]:
+    def nested(
+        self, wrapper: BaseDatabaseWrapper, cursor: Any, *, numbers: int = 0
+    ) -> Iterator[Sequence[int]]:
         """Limit waits for locks meanwhile, at a savepoint of the caller's transaction: an error undoes only
-        what was done since, and leaves its settings as they were.
+        what was done since, and leaves its settings as they were. The value is as that of `writing`.
         """
         with transaction.atomic(using=wrapper.alias), self.limited(wrapper, cursor):
-            yield
+            yield ()
 
     def holder(self, wrapper: BaseDatabaseWrapper, older: float = 0.2) -> str:
         """Return a sentence that names the session whose lock holds up others; empty if there is none.
@@ -182,6 +201,9 @@ class SqlDialect(ABC):
             older: Minimum seconds since the session's transaction began.
         """
         return ""
+
+    def check_file(self) -> None:  # noqa: B027 - optional
+        """Raise StorageReplacedError if another file has taken the place of the one that is open."""
 
     def tune_for_loop(self, wrapper: BaseDatabaseWrapper) -> bool:
         """Let a connection wait for nothing, so that the thread of an event loop may use it; return whether
@@ -269,7 +291,7 @@ class LockFile:
 
     def acquire(self, limit: float) -> bool:
         """Take the lock within so many seconds; False if it was held for longer."""
-        until = time.monotonic() + limit
+        until = monotonic() + limit
         if not self._lock.acquire(timeout=max(0, limit)):
             return False
         is_locked = False
@@ -303,9 +325,9 @@ class LockFile:
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() >= until:
+                if monotonic() >= until:
                     return False
-                time.sleep(pause)
+                sleep(pause)
                 pause = min(pause * 1.2, LONGEST)
             else:
                 return True
@@ -338,6 +360,34 @@ class LockFile:
             os.close(file)
 
 
+class DatabaseFile(NamedTuple):
+    """A file that was opened, which the path may no longer lead to."""
+
+    path: str
+    device: int
+    number: int
+    """The file's number (inode) on its device."""
+
+    @classmethod
+    def at(cls, path: str) -> "DatabaseFile | None":
+        """Return the file at a path; None if there is none, as for a database in memory."""
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        return cls(path, found.st_dev, found.st_ino)
+
+    def is_in_place(self) -> bool:
+        """Return whether the path leads to this file, or cannot be followed at the moment."""
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True
+        return (found.st_dev, found.st_ino) == (self.device, self.number)
+
+
 class SqliteSql(SqlDialect):
     """SQLite: one writer at a time, so that no row needs a lock."""
 
@@ -347,6 +397,7 @@ class SqliteSql(SqlDialect):
         self._timeout = timeout
         self._lock = threading.Lock()
         self._turns: LockFile | None = None
+        self._file: DatabaseFile | None = None
 
     def cursor(self, wrapper: BaseDatabaseWrapper) -> Any:
         return wrapper.connection.cursor(sqlite3.Cursor)
@@ -358,11 +409,13 @@ class SqliteSql(SqlDialect):
 
     def prepare(self, wrapper: BaseDatabaseWrapper) -> None:
         """Let readers and the writer not wait for each other, unless the project has chosen otherwise."""
-        if _value(self.cursor(wrapper), "PRAGMA journal_mode") != "delete":
+        cursor = self.cursor(wrapper)
+        self._file = DatabaseFile.at(_file(cursor))
+        if _value(cursor, "PRAGMA journal_mode") != "delete":
             return
         try:
             with wrapper.wrap_database_errors:
-                self.cursor(wrapper).execute("PRAGMA journal_mode=WAL")
+                cursor.execute("PRAGMA journal_mode=WAL")
         except OperationalError as error:
             logger.warning(
                 "Could not change the journal mode of %s to WAL, so readers wait for the writer: %s",
@@ -372,26 +425,26 @@ class SqliteSql(SqlDialect):
 
     @contextmanager
     def writing(
-        self, wrapper: BaseDatabaseWrapper, cursor: Any, *, durable: bool = False, waits: bool = True
-    ) -> Iterator[bool]:
+        self, wrapper: BaseDatabaseWrapper, cursor: Any, mode: WriteMode
+    ) -> Iterator[Sequence[int] | None]:
         # djqueue's writers wait in the lock file, and there for those of other programs in SQLite.
         turns = self._turns or self._open_turns(cursor)
         usual = self._usual(wrapper)
-        limit = (usual if self._timeout is None else min(usual, self._timeout)) if waits else 0.0
-        began = time.monotonic()
+        limit = (usual if self._timeout is None else min(usual, self._timeout)) if mode.waits else 0.0
+        began = monotonic()
         if not turns.acquire(remaining(limit)):
-            if waits:
+            if mode.waits:
                 raise OperationalError("database is locked")
-            yield False
+            yield None
             return
         try:
-            with _pragma(cursor, "synchronous", "FULL") if durable else nullcontext():
-                if waits:
-                    with self._waiting(wrapper, cursor, limit - (time.monotonic() - began)):
+            with _pragma(cursor, "synchronous", "FULL") if mode.durable else nullcontext():
+                if mode.waits:
+                    with self._waiting(wrapper, cursor, limit - (monotonic() - began)):
                         cursor.execute("BEGIN IMMEDIATE")
-                is_open = waits or _begins_at_once(cursor)
+                is_open = mode.waits or _begins_at_once(cursor)
                 with _committed(cursor) if is_open else nullcontext():
-                    yield is_open
+                    yield () if is_open else None
         finally:
             turns.release()
 
@@ -420,6 +473,14 @@ class SqliteSql(SqlDialect):
         cursor.execute("PRAGMA busy_timeout=0")
         # In other modes, a commit waits for readers.
         return bool(_value(cursor, "PRAGMA journal_mode") == "wal")
+
+    def check_file(self) -> None:
+        if self._file is not None and not self._file.is_in_place():
+            raise StorageReplacedError(
+                f"the file {self._file.path} was removed or replaced while this process had it open, so what "
+                "the process reads and writes is no longer in the database. Stop the workers and the web "
+                "server before you replace the file, such as by a backup."
+            )
 
     def _open_turns(self, cursor: Any) -> LockFile:
         with self._lock:
@@ -513,17 +574,16 @@ class PostgresSql(SqlDialect):
 
     @contextmanager
     def writing(
-        self, wrapper: BaseDatabaseWrapper, cursor: Any, *, durable: bool = False, waits: bool = True
-    ) -> Iterator[bool]:
+        self, wrapper: BaseDatabaseWrapper, cursor: Any, mode: WriteMode
+    ) -> Iterator[Sequence[int] | None]:
         # After the wait for a lock, a statement must see what its last holder has committed.
         begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
         limits = "" if self.is_limited(wrapper) else f"; {self._limits()}"
-        wanted = limits if waits else AT_ONCE
-        cursor.execute(
-            f"{begin}{self._of_transaction}{f'; {SYNCED}' if durable else ''}{wanted}", prepare=False
-        )
+        wanted = limits if mode.waits else AT_ONCE
+        opening = f"{begin}{self._of_transaction}{f'; {SYNCED}' if mode.durable else ''}{wanted}"
         with _committed(cursor):
-            yield True
+            cursor.execute(opening + _and_numbers(mode.numbers), prepare=False)
+            yield _first_values(cursor) if mode.numbers else ()
 
     def is_limited(self, wrapper: BaseDatabaseWrapper) -> bool:
         return wrapper in self._tuned and remaining(math.inf) == math.inf
@@ -539,13 +599,15 @@ class PostgresSql(SqlDialect):
                 cursor.execute(_put_back(before))
 
     @contextmanager
-    def nested(self, wrapper: BaseDatabaseWrapper, cursor: Any) -> Iterator[None]:
+    def nested(
+        self, wrapper: BaseDatabaseWrapper, cursor: Any, *, numbers: int = 0
+    ) -> Iterator[Sequence[int]]:
         # Each statement of its own would be a round trip: this takes two instead of four.
-        cursor.execute(f"SAVEPOINT {SAVEPOINT}; {self._limits()}", prepare=False)
-        cursor.nextset()
-        before = cursor.fetchall()
         try:
-            yield
+            cursor.execute(f"SAVEPOINT {SAVEPOINT}; {self._limits()}{_and_numbers(numbers)}", prepare=False)
+            cursor.nextset()
+            before = cursor.fetchall()
+            yield _first_values(cursor) if numbers else ()
         except BaseException:
             try:
                 cursor.execute(f"ROLLBACK TO SAVEPOINT {SAVEPOINT}; RELEASE SAVEPOINT {SAVEPOINT}")
@@ -629,8 +691,7 @@ class PostgresSql(SqlDialect):
                 copy.write_row(row)
 
     def numbers(self, cursor: Any, count: int) -> Sequence[int]:
-        statement = "SELECT nextval(pg_get_serial_sequence('djqueue_job', 'id')) FROM generate_series(1, %s)"
-        return [number for (number,) in cursor.execute(statement, (count,)).fetchall()]
+        return _first_values(cursor.execute(f"{NUMBERS} FROM generate_series(1, %s)", (count,)))
 
     def lock(self, cursor: Any, keys: Sequence[str]) -> None:
         cursor.execute(
@@ -679,6 +740,18 @@ def dialect_for(alias: str, *, has_sessions: bool = True, timeout: float | None 
         f"DATABASES[{alias!r}] is {connection.display_name}: djqueue stores jobs in PostgreSQL or SQLite; "
         "use one of these, or the Redis storage"
     )
+
+
+def _and_numbers(count: int) -> str:
+    """Return the statement that takes so many numbers after others in the same exchange."""
+    return f"; {NUMBERS} FROM generate_series(1, {count})" if count else ""
+
+
+def _first_values(cursor: Any) -> list[int]:
+    """Return the first values of the rows of the last statement."""
+    while cursor.nextset():
+        pass
+    return [value for value, *_ in cursor.fetchall()]
 
 
 @contextmanager

@@ -18,10 +18,12 @@ from djqueue.storage.tables import rows
 from . import dependencies, stored, transitions
 from .dialects import Row
 from .stored import DELAYED, NEW_JOB, READY, StoredJob, place, ready_row
-from .transaction import Tx, group_lock, key_lock
+from .transaction import Database, Tx, group_lock, key_lock
 
 DROPPING = ("drop_oldest", "drop_lowest")
 """Values of `when_full` that drop a job for a new one."""
+AT_ONCE = 1_000
+"""Jobs of a call up to which their numbers come with the beginning of its transaction."""
 ID = itemgetter(NEW_JOB.index("queue"), NEW_JOB.index("job_id"))
 """Returns the queue and the id of a row of `NEW_JOB`."""
 
@@ -60,16 +62,28 @@ def enqueue(tx: Tx, batches: Sequence[Batch], *, chunk: int = 0) -> list[Enqueue
     return results
 
 
+def numbers(database: Database, batches: Sequence[Batch]) -> int:
+    """Return how many numbers a call needs at once, if it waits for nothing before: 0 otherwise, because the
+    order of the numbers is that of the jobs.
+    """
+    waits = any(
+        batch.options.unique_key is not None
+        or batch.options.concurrency_key is not None
+        or batch.options.depends_on
+        or database.policy(batch.queue).max_size is not None
+        for batch in batches
+    )
+    count = sum(len(batch.payloads) for batch in batches)
+    return 0 if waits or count > AT_ONCE else count
+
+
 def _write(tx: Tx, new: list[tuple[StoredJob, list[Row]]]) -> None:
     """Insert new jobs, in the order of their ids: two calls that insert the same ones in orders of their own
     would wait for each other.
     """
     tx.insert("djqueue_job", NEW_JOB, sorted((row for _, some in new for row in some), key=ID))
     for model, some in new:
-        if tx.is_observed(model.queue):
-            for row in some:
-                model.id = row[2]
-                tx.note(model, "enqueued")
+        tx.note_new(model, [row[2] for row in some])
     new.clear()
 
 

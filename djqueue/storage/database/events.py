@@ -6,9 +6,9 @@ processes nothing: its own process looks at the row of the job whenever the data
 """
 
 import threading
-import time
 from collections.abc import Sequence
 from secrets import token_hex
+from time import monotonic
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -248,7 +248,7 @@ class SqlEvents(Events):
             watch = self._watches[key] = WatchedJob(seen)
             self._watched_queues[key[0]] = self._watched_queues.get(key[0], 0) + 1
         watch.subscribers = [*watch.subscribers, subscriber]
-        self._watch_at = time.monotonic()
+        self._watch_at = monotonic()
         if watch.seen is not UNKNOWN:
             subscriber.answer()
 
@@ -445,14 +445,14 @@ class SqlEvents(Events):
             subscriber.since = last
         callers = [one.caller for one in subscribers if one.caller is not None]
         self._barriers.append(
-            Barrier(subscribers, tx.dialect.writers(tx.rows, callers), time.monotonic() + WRITERS_TIMEOUT)
+            Barrier(subscribers, tx.dialect.writers(tx.rows, callers), monotonic() + WRITERS_TIMEOUT)
         )
 
     def _end_barriers(self, tx: Tx) -> None:
         """Confirm the subscriptions that miss no event of a transaction that began before them."""
         if not self._barriers:
             return
-        now, left = time.monotonic(), []
+        now, left = monotonic(), []
         open_ones = (
             tx.dialect.writers(tx.rows, []) if any(barrier.writers for barrier in self._barriers) else set()
         )
@@ -501,7 +501,7 @@ class SqlEvents(Events):
     def _note_gaps(self, ids: set[int], newest: int) -> None:
         """Record the ids that are missing: transactions commit in another order than they take ids."""
         assert self._last is not None
-        now = time.monotonic()
+        now = monotonic()
         first = max(self._last + 1, newest - MAX_GAPS)
         self._gaps |= {id: now for id in range(first, newest) if id not in ids}
         for id, since in list(self._gaps.items()):

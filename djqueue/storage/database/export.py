@@ -1,14 +1,16 @@
 """Export the tables by ranges of primary keys; see `djqueue.storage.export`.
 
-Each page is one statement with keyset pagination. No transaction is open between two pages, so sweeps can
-delete expired rows meanwhile.
+Each page is one statement with keyset pagination. With payloads or results, their lengths are read first, so
+that a page has about `PAGE_BYTES`. No transaction is open between two pages, so sweeps can delete expired
+rows meanwhile.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from django.db.models import Count, F, Max, Min, Model, QuerySet
+from django.db.models.functions import Length
 
 from djqueue import models
 from djqueue.core.options import JobKey
@@ -18,11 +20,14 @@ from djqueue.storage.export import (
     ATTEMPT_COLUMNS,
     DEAD_COLUMNS,
     JOB_COLUMNS,
+    PAGE_BYTES,
     RESULT_COLUMNS,
+    CallRetry,
     Export,
     ExportFilter,
     ExportPart,
     Page,
+    once,
     page_of,
     seconds,
 )
@@ -37,24 +42,25 @@ STRETCHES = 32
 """Key ranges per part: parts with many deleted rows get more of them, so that sizes are similar."""
 COMPLETING = "completing"
 """Source of successful attempts, which have no rows of their own."""
-JOB = (
-    *("id", "queue", "job_id", "name", "state", "priority", "attempts", "failures", "stalls"),
-    *(
-        "created_at",
-        "run_at",
-        "started_at",
-        "finished_at",
-        "concurrency_key",
-        "unique_key",
-        "subject",
-        "options",
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    **{name: (name,) for name in (*JOB_COLUMNS, "payload")},
+    "id": ("job_id",),
+    "enqueued_at": ("created_at",),
+    "tags": ("options",),
+    "headers": ("options",),
+    "error_message": ("error_message", "error_type"),
+}
+"""The fields of a job that a column of jobs and results is made from."""
+CONVERTERS: Mapping[str, Callable[..., Any]] = {
+    **dict.fromkeys(
+        ("started_at", "finished_at", "worker", "reason", "error_type"), lambda value: value or None
     ),
-    *("worker", "reason", "error_type", "error_message", "content_type"),
-)
-RESULT = (
-    *("id", "queue", "job_id", "name", "state", "finished_at", "content_type", "reason"),
-    *("error_type", "error_message", "unique_key", "subject", "options"),
-)
+    "tags": lambda options: rows.unpack_options(bytes(options)).tags,
+    "headers": lambda options: rows.unpack_options(bytes(options)).headers.text or None,
+    "error_message": lambda message, kind: message if kind else None,
+    "payload": bytes,
+}
+"""Functions of these fields for columns that are not just a field."""
 COMPLETED = (
     *("id", "queue", "job_id", "name", "attempts", "created_at", "run_at", "started_at", "finished_at"),
     "worker",
@@ -81,9 +87,30 @@ BULK = (
     *("id", "kind", "state", "user", "created_at", "started_at", "finished_at", "expected", "looked_at"),
     *("done", "refused", "error", "filter"),
 )
-Read = tuple[int | None, Page]
-"""The last primary key, or None if no rows follow, and the page."""
-Reader = Callable[[ExportFilter, Any, int], Read]
+Pages = Generator[Page, None, int | None]
+"""Pages; then the last primary key, or None if no rows follow."""
+Reader = Callable[["PartRead", int], Pages]
+"""Returns the pages after a primary key."""
+
+
+class PartRead(NamedTuple):
+    """A read of one part, one statement at a time."""
+
+    wanted: ExportFilter
+    chosen: QuerySet[Any]
+    size: int
+    """Maximum number of rows in a page."""
+    retry: CallRetry
+
+    def rows(self, fields: Sequence[Any], after: int, last: int | None = None) -> list[Row]:
+        """Return a page of rows after a primary key, or all those up to another one."""
+        following = self.chosen.filter(id__gt=after).order_by("id")
+        limited = following[: self.size] if last is None else following.filter(id__lte=last)
+        return self.retry(_rows, limited, fields)
+
+    def last(self, found: Sequence[Row]) -> int | None:
+        """Return the last primary key of a page, or None if no rows follow."""
+        return int(found[-1][0]) if len(found) == self.size else None
 
 
 class SqlExport(Export):
@@ -106,12 +133,15 @@ class SqlExport(Export):
         """Divide the rows into ranges of primary keys."""
         sources = ("attempts", COMPLETING) if wanted.table == "attempts" else (wanted.table,)
         with named(self._alias):
-            return [part for source in sources for part in self._parts(source, many)]
+            return [part for source in sources for part in self._parts(wanted, source, many)]
 
-    def _parts(self, source: str, many: int) -> Iterator[ExportPart]:
+    def _parts(self, wanted: ExportFilter, source: str, many: int) -> Iterator[ExportPart]:
         # Use the range of the whole table, which an index answers, regardless of the filter.
         ends = self._all(source).aggregate(first=Min("id"), last=Max("id"))
         if ends["first"] is None:
+            return
+        if wanted.ids is not None:
+            yield ExportPart(source, ends["first"], ends["last"] + 1, len(wanted.ids))
             return
         first, width = ends["first"], -(-(ends["last"] - ends["first"] + 1) // (many * STRETCHES))
         numbered = self._all(source).order_by().annotate(stretch=(F("id") - first) / width)
@@ -127,16 +157,13 @@ class SqlExport(Export):
         if gathered:
             yield ExportPart(source, start, ends["last"] + 1, gathered)
 
-    def pages(self, wanted: ExportFilter, part: ExportPart, size: int) -> Iterator[Page]:
+    def pages(
+        self, wanted: ExportFilter, part: ExportPart, size: int, retry: CallRetry = once
+    ) -> Iterator[Page]:
         """Return a part in pages, one statement for each."""
-        read, chosen = self._sources[part.place][2], self._chosen(wanted, part)
-        after = part.first - 1
-        while True:
-            with named(self._alias):
-                last, page = read(wanted, chosen.filter(id__gt=after).order_by("id")[:size], size)
-            yield page
-            if last is None:
-                return
+        read, after = self._sources[part.place][2], part.first - 1
+        source = PartRead(wanted, self._chosen(wanted, part), size, retry)
+        while (last := (yield from read(source, after))) is not None:
             after = last
 
     def _all(self, source: str) -> QuerySet[Any]:
@@ -151,57 +178,92 @@ class SqlExport(Export):
             chosen = chosen.filter(state__in=states)
         if part.place == COMPLETING:
             chosen = chosen.filter(state=State.COMPLETED.value)
+        if wanted.ids is not None:
+            chosen = chosen.filter(job_id__in=wanted.ids)
+        if wanted.names is not None and part.place != "attempts":
+            chosen = chosen.filter(name__in=wanted.names)
+        if wanted.unique_keys is not None:
+            chosen = chosen.filter(unique_key__in=wanted.unique_keys)
+        if wanted.subjects is not None:
+            chosen = chosen.filter(subject__in=wanted.subjects)
         if wanted.since is not None:
             chosen = chosen.filter(**{f"{time}__gte": wanted.since})
         if wanted.until is not None:
             chosen = chosen.filter(**{f"{time}__lt": wanted.until})
         return chosen
 
-    def _jobs(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> Read:
-        has_payload = "payload" in wanted.columns
-        found = list(rows.raw_values(chosen, (*JOB, "payload") if has_payload else JOB))
-        columns = (*JOB_COLUMNS, "payload") if has_payload else JOB_COLUMNS
-        return _last(found, size), page_of(columns, map(_job, found))
+    def _jobs(self, part: PartRead, after: int) -> Pages:
+        columns = [name for name in (*JOB_COLUMNS, "payload") if name in part.wanted.columns]
+        fields = ("id", *_fields(part.wanted, columns))
+        if "payload" not in columns:
+            found = part.rows(fields, after)
+            yield _page(columns, fields, _with_tags(part.wanted, fields, found))
+            return part.last(found)
+        lengths = part.rows(("id", Length("payload")), after)
+        for group in _groups(lengths, (length for _, length in lengths)):
+            last = group[-1][0]
+            found = part.rows(fields, after, last)
+            yield _page(columns, fields, _with_tags(part.wanted, fields, found))
+            after = last
+        return part.last(lengths)
 
-    def _results(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> Read:
-        found = list(rows.raw_values(chosen, RESULT))
-        results: dict[JobKey, bytes] = {}
-        if "result" in wanted.columns:
-            for key, (result,) in self._of_jobs(models.JobResult, found, ("result",)):
-                results[key] = bytes(result)
+    def _results(self, part: PartRead, after: int) -> Pages:
+        columns = [name for name in RESULT_COLUMNS if name in part.wanted.columns and name != "result"]
+        fields = ("id", "queue", "job_id", *_fields(part.wanted, columns))
+        following = part.rows(fields, after)
+        last = part.last(following)
+        found = _with_tags(part.wanted, fields, following)
+        if "result" not in part.wanted.columns:
+            yield _page(columns, fields, found)
+            return last
+        lengths = self._of_jobs(part, models.JobResult, found, (Length("result"),))
+        for group in _groups(found, (lengths.get((row[1], row[2]), (0,))[0] for row in found)):
+            results = self._of_jobs(part, models.JobResult, group, ("result",))
+            theirs = [results.get((row[1], row[2])) for row in group]
+            values = [None if result is None else bytes(result[0]) for result in theirs]
+            page = {**_page(columns, fields, group), "result": values}
+            yield {name: page[name] for name in RESULT_COLUMNS if name in page}
+        return last
+
+    def _attempts(self, part: PartRead, after: int) -> Pages:
+        found = part.rows(ATTEMPT, after)
+        jobs: Mapping[JobKey, Row] = {}
+        if part.wanted.columns & {"name", "wait_seconds"} or part.wanted.names is not None:
+            jobs = self._of_jobs(part, models.Job, found, OF_JOB)
+        attempts = (_attempt(row, jobs.get((row[1], row[2]))) for row in found)
+        yield page_of(ATTEMPT_COLUMNS, (row for row in attempts if part.wanted.has_name(row[2])))
+        return part.last(found)
+
+    def _completing(self, part: PartRead, after: int) -> Pages:
+        found = part.rows(COMPLETED, after)
+        yield page_of(ATTEMPT_COLUMNS, map(_completed, found))
+        return part.last(found)
+
+    def _dead(self, part: PartRead, after: int) -> Pages:
+        found = part.rows(LETTER, after)
+        attempts: Mapping[JobKey, Row] = {}
+        if "attempts" in part.wanted.columns:
+            attempts = self._of_jobs(part, models.Job, found, ("attempts",))
         columns = (
             (
-                *(*row[1:6], results.get((row[1], row[2])), row[6]),
-                *(*(value or None for value in row[7:12]), rows.unpack_options(bytes(row[12])).tags),
-            )
-            for row in found
-        )
-        return _last(found, size), page_of(RESULT_COLUMNS, columns)
-
-    def _attempts(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> Read:
-        found = list(rows.raw_values(chosen, ATTEMPT))
-        jobs = dict(self._of_jobs(models.Job, found, OF_JOB))
-        columns = (_attempt(row, jobs.get((row[1], row[2]))) for row in found)
-        return _last(found, size), page_of(ATTEMPT_COLUMNS, columns)
-
-    def _completing(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> Read:
-        found = list(rows.raw_values(chosen, COMPLETED))
-        return _last(found, size), page_of(ATTEMPT_COLUMNS, map(_completed, found))
-
-    def _dead(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> Read:
-        found = list(rows.raw_values(chosen, LETTER))
-        attempts = {key: count for key, (count,) in self._of_jobs(models.Job, found, ("attempts",))}
-        columns = (
-            (
-                *(queue, job_id, name, reason, entered, expires, attempts.get((queue, job_id)), retries),
-                *(next_retry, kind or None, message or None),
+                *(queue, job_id, name, reason, entered, expires),
+                *(
+                    attempts.get((queue, job_id), (None,))[0],
+                    retries,
+                    next_retry,
+                    kind or None,
+                    message or None,
+                ),
             )
             for _, queue, job_id, name, reason, kind, message, entered, expires, retries, next_retry in found
         )
-        return _last(found, size), page_of(DEAD_COLUMNS, columns)
+        yield page_of(DEAD_COLUMNS, columns)
+        return part.last(found)
 
-    def _cron(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> Read:
-        found = list(chosen.values("id", *CRON))
+    def _cron(self, part: PartRead, after: int) -> Pages:
+        found = part.retry(
+            _dicts, part.chosen.filter(id__gt=after).order_by("id")[: part.size], ("id", *CRON)
+        )
         records = [
             {
                 **{name: _plain(row[name]) for name in CRON if name not in ("job_name", "every")},
@@ -213,10 +275,11 @@ class SqlExport(Export):
             }
             for row in found
         ]
-        return _last([(row["id"],) for row in found], size), _page_of_records(records)
+        yield _page_of_records(records)
+        return part.last([(row["id"],) for row in found])
 
-    def _bulk(self, wanted: ExportFilter, chosen: QuerySet[Any], size: int) -> Read:
-        found = list(chosen.values(*BULK))
+    def _bulk(self, part: PartRead, after: int) -> Pages:
+        found = part.retry(_dicts, part.chosen.filter(id__gt=after).order_by("id")[: part.size], BULK)
         records = [
             {
                 **{name: _plain(row[name]) for name in BULK if name not in ("created_at", "refused")},
@@ -230,20 +293,70 @@ class SqlExport(Export):
             }
             for row in found
         ]
-        return _last([(row["id"],) for row in found], size), _page_of_records(records)
+        yield _page_of_records(records)
+        return part.last([(row["id"],) for row in found])
 
     def _of_jobs(
-        self, model: type[Model], found: Sequence[Row], columns: Sequence[str]
-    ) -> Iterator[tuple[JobKey, Row]]:
-        """Yield the rows of a table that have the queues and job ids of these rows, by queue and job id."""
+        self, part: PartRead, model: type[Model], found: Sequence[Row], columns: Sequence[Any]
+    ) -> dict[JobKey, Row]:
+        """Return the rows of a table that have the queues and job ids of these rows, by queue and job id."""
         ids: dict[str, dict[str, None]] = {}
         for _, queue, job_id, *_ in found:
             ids.setdefault(queue, {})[job_id] = None
+        theirs: dict[JobKey, Row] = {}
         for queue, mine in ids.items():
             for some in rows.chunked(list(mine)):
                 chosen = model._default_manager.using(self._alias).filter(queue=queue, job_id__in=some)
-                for job_id, *values in rows.raw_values(chosen, ("job_id", *columns)):
-                    yield (queue, job_id), tuple(values)
+                for job_id, *values in part.retry(_rows, chosen, ("job_id", *columns)):
+                    theirs[queue, job_id] = tuple(values)
+        return theirs
+
+
+def _rows(chosen: QuerySet[Any], fields: Sequence[Any]) -> list[Row]:
+    with named(chosen.db):
+        return list(rows.raw_values(chosen, fields))
+
+
+def _dicts(chosen: QuerySet[Any], fields: Sequence[str]) -> list[dict[str, Any]]:
+    with named(chosen.db):
+        return list(chosen.values(*fields))
+
+
+def _fields(wanted: ExportFilter, columns: Iterable[str]) -> list[str]:
+    """Return the fields of a job that these columns of jobs and results, and the filter, are made from."""
+    tags = () if wanted.tags is None else ("tags",)
+    return list(dict.fromkeys(field for column in (*columns, *tags) for field in FIELDS[column]))
+
+
+def _with_tags(wanted: ExportFilter, fields: Sequence[str], found: Sequence[Row]) -> Sequence[Row]:
+    """Return the rows of jobs that have one of the wanted tags."""
+    if wanted.tags is None:
+        return found
+    at = fields.index("options")
+    return [row for row in found if wanted.has_tags(rows.unpack_options(bytes(row[at])).tags)]
+
+
+def _page(columns: Sequence[str], fields: Sequence[str], found: Sequence[Row]) -> Page:
+    """Convert rows of these fields to columns of jobs and results."""
+    values = page_of(fields, found)
+    return {
+        name: list(map(CONVERTERS[name], *(values[field] for field in FIELDS[name])))
+        if name in CONVERTERS
+        else values[FIELDS[name][0]]
+        for name in columns
+    }
+
+
+def _groups(found: Sequence[Row], lengths: Iterable[int]) -> Iterator[Sequence[Row]]:
+    """Divide rows into groups of about `PAGE_BYTES`, each with at least one."""
+    first = size = 0
+    for index, length in enumerate(lengths):
+        if index > first and size + length > PAGE_BYTES:
+            yield found[first:index]
+            first, size = index, 0
+        size += length
+    if found:
+        yield found[first:]
 
 
 def _states(wanted: ExportFilter) -> list[str] | None:
@@ -251,24 +364,6 @@ def _states(wanted: ExportFilter) -> list[str] | None:
     if wanted.table == "results":
         states = TERMINAL if states is None else states & TERMINAL
     return None if states is None else sorted(state.value for state in states)
-
-
-def _last(found: Sequence[Row], size: int) -> int | None:
-    return int(found[-1][0]) if len(found) == size else None
-
-
-def _job(row: Row) -> Row:
-    """Convert a row of `JOB`, with an optional payload, to `JOB_COLUMNS`."""
-    options = rows.unpack_options(bytes(row[16]))
-    return (
-        *row[1:11],
-        *(row[11] or None, row[12] or None),
-        *row[13:16],
-        *(options.tags, options.headers.text or None),
-        *(row[17] or None, row[18] or None, row[19] or None),
-        *(row[20] if row[19] else None, row[21]),
-        *map(bytes, row[22:]),
-    )
 
 
 def _attempt(row: Row, job: Row | None) -> Row:

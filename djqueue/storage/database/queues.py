@@ -17,6 +17,7 @@ from .transaction import Tx, limits_lock
 T = TypeVar("T")
 LIMIT = 500
 """Jobs that one transaction removes."""
+HAS_ACTIVE = "queue {!r} has active jobs: wait until they finish, or pass force=True"
 REMOVED = (State.BLOCKED, *sorted(PENDING - {State.BLOCKED}), *sorted(TERMINAL))
 """Order in which jobs are removed: dependents would end with their dependencies otherwise, and stay."""
 
@@ -248,8 +249,8 @@ def obliterate(run: StepRunner, queue: str, *, force: bool) -> int:
 
 def _close(tx: Tx, queue: str, *, force: bool) -> tuple[bool, int]:
     """Pause a queue; return whether it was paused already, and the newest primary key of a job."""
-    active = [pk for (pk,) in tx.rows("SELECT id FROM djqueue_claim WHERE queue = ?", queue)]
-    _end_active(tx, queue, active, force=force)
+    if not force and tx.rows("SELECT id FROM djqueue_claim WHERE queue = ? LIMIT 1", queue):
+        raise StorageError(HAS_ACTIVE.format(queue))
     was_paused = controls(tx, queue).paused
     # Not by `pause`: a process that is configured for another key mode may obliterate the queue.
     _stop(tx, queue)
@@ -262,8 +263,10 @@ def _remove_newest(tx: Tx, queue: str, newest: int, *, force: bool) -> ExpirySte
     So a job that waits for another one of the queue goes before it, or with it.
     """
     which = "SELECT id FROM djqueue_job WHERE queue = ? AND state = ? AND id <= ? ORDER BY id DESC LIMIT ?"
-    # Active jobs once more: a job may have started between the looks at active and at waiting ones.
-    for state in (State.ACTIVE, *REMOVED, State.ACTIVE):
+    # Active jobs once more: a job may have started between the looks at active and at waiting ones. Without
+    # `force` they are looked at before anything is removed.
+    first = REMOVED[:1] if force else ()
+    for state in (*first, State.ACTIVE, *REMOVED, State.ACTIVE):
         if pks := [pk for (pk,) in tx.rows(which, queue, state.value, newest, LIMIT)]:
             jobs = stored.by_keys(tx, pks)
             if started := [job.pk for job in jobs if job.state is State.ACTIVE]:
@@ -291,10 +294,8 @@ def _forget(tx: Tx, queue: str) -> None:
 
 def _end_active(tx: Tx, queue: str, pks: Sequence[int], *, force: bool) -> None:
     """Cancel active jobs that are about to be removed. Raises StorageError without `force`."""
-    if not pks:
-        return
     if not force:
-        raise StorageError(f"queue {queue!r} has active jobs: wait until they finish, or pass force=True")
+        raise StorageError(HAS_ACTIVE.format(queue))
     condition, values = tx.among("id", pks)
     tx.run(f"DELETE FROM djqueue_claim WHERE {condition}", values)
     for job in stored.by_keys(tx, pks):

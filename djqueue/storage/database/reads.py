@@ -43,7 +43,7 @@ from djqueue.core.pages import (
     page_of,
     position_of,
 )
-from djqueue.core.policies import GLOBAL, NO_LIMIT, hold_on, standing
+from djqueue.core.policies import GLOBAL, NO_LIMIT, Hold, hold_on, standing
 from djqueue.core.states import PENDING, State
 from djqueue.core.workers import version_of
 from djqueue.storage.facets import Reads
@@ -279,6 +279,8 @@ CONTROLS = (
     "LEFT JOIN djqueue_rate_bucket b ON b.queue = q.name AND b.name = '' "
     "LEFT JOIN djqueue_group_state g ON g.queue = q.name AND g.concurrency_key = ''"
 )
+HOLDS = 10
+"""Position of the holds among its columns."""
 OLDEST = (
     "WITH RECURSIVE ranks(queue, rank) AS ("
     "SELECT q.name, (SELECT MIN(rank) FROM djqueue_ready WHERE queue = q.name) FROM {listed} q UNION ALL "
@@ -286,14 +288,18 @@ OLDEST = (
     "FROM ranks k WHERE k.rank IS NOT NULL) "
     "SELECT first.queue, MIN(CASE WHEN j.run_at > j.created_at THEN j.run_at ELSE j.created_at END) FROM ("
     "SELECT k.queue, (SELECT r.id FROM djqueue_ready r "
-    "WHERE r.queue = k.queue AND r.rank = k.rank AND r.seq >= 0 "
+    "WHERE r.queue = k.queue AND r.rank = k.rank AND r.seq >= 0{free} "
     "ORDER BY r.seq LIMIT 1) AS id FROM ranks k WHERE k.rank IS NOT NULL UNION ALL "
     "SELECT k.queue, (SELECT r.id FROM djqueue_ready r "
-    "WHERE r.queue = k.queue AND r.rank = k.rank AND r.seq < 0 "
+    "WHERE r.queue = k.queue AND r.rank = k.rank AND r.seq < 0{free} "
     "ORDER BY r.seq DESC LIMIT 1) FROM ranks k WHERE k.rank IS NOT NULL"
     ") first JOIN djqueue_job j ON j.id = first.id GROUP BY first.queue"
 )
 """When the oldest job could be claimed, of the oldest at the end and at the front of each priority."""
+SEPARATOR = "\n"
+"""Between the names of a queue and of its jobs in one text."""
+FREE = f" AND r.queue || '{SEPARATOR}' || r.name NOT IN (SELECT h.name FROM {{held}} h)"
+"""Leaves out held jobs, which the statement passes one by one, as a claim does."""
 
 
 class WaitingCount(NamedTuple):
@@ -367,15 +373,32 @@ def overview(tx: Tx, counts: WaitingCounts, names: Sequence[str] | None) -> Over
         return Overview(tx.now, [])
     listed, values = tx.listed(list(dict.fromkeys(wanted)))
     controls = {row[0]: row for row in tx.rows(CONTROLS.format(listed=listed), values)}
-    oldest: dict[str, int] = dict(tx.rows(OLDEST.format(listed=listed), values))
+    holds = {queue: standing(unpack_holds(row[HOLDS]), tx.now) for queue, row in controls.items()}
     tallies = _tallies(tx, wanted)
     waiting = {queue: tallies[queue][1][State.WAITING] for queue in controls}
     counted = counts.of(tx, waiting)
+    oldest = _oldest(tx, {queue: one.names for queue, one in counted.items()}, holds)
     found = {
-        queue: _overview_of(tx, row, tallies[queue], oldest.get(queue), counted[queue])
+        queue: _overview_of(tx, row, tallies[queue], oldest.get(queue), counted[queue], holds[queue])
         for queue, row in controls.items()
     }
     return Overview(tx.now, [found[name] for name in wanted])
+
+
+def _oldest(
+    tx: Tx, names: Mapping[str, Iterable[str]], holds: Mapping[str, Sequence[Hold]]
+) -> dict[str, int]:
+    """Return since when the oldest ready job that is not held can be claimed, for queues that have one."""
+    held = {(queue, hold.name) for queue, some in holds.items() for hold in some}
+    queues = [queue for queue, some in names.items() if any((queue, name) not in held for name in some)]
+    if not queues:
+        return {}
+    listed, values = tx.listed(queues)
+    if not held:
+        return dict(tx.rows(OLDEST.format(listed=listed, free=""), values))
+    pairs, kept_back = tx.listed([SEPARATOR.join(pair) for pair in sorted(held)])
+    statement = OLDEST.format(listed=listed, free=FREE.format(held=pairs))
+    return dict(tx.rows(statement, values, kept_back, kept_back))
 
 
 def _tallies(tx: Tx, names: Iterable[str]) -> dict[str, tuple[Totals, dict[State, int]]]:
@@ -397,6 +420,7 @@ def _overview_of(
     tally: tuple[Totals, dict[State, int]],
     oldest_at: int | None,
     waiting: WaitingCount,
+    holds: tuple[Hold, ...],
 ) -> QueueOverview:
     (
         name,
@@ -409,7 +433,7 @@ def _overview_of(
         per,
         full_at,
         mode,
-        holds,
+        _,
         due,
         weight,
     ) = row
@@ -431,7 +455,7 @@ def _overview_of(
         waiting.held,
         waiting.names,
         totals,
-        standing(unpack_holds(holds), tx.now),
+        holds,
     )
 
 

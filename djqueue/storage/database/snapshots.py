@@ -17,6 +17,7 @@ from djqueue.core.options import DEFAULT_OPTIONS, JobKey
 from djqueue.core.policies import GLOBAL, NO_LIMIT, NO_LIMITS, KeyLimit
 from djqueue.core.states import LIVE, TERMINAL, State
 from djqueue.storage import snapshots
+from djqueue.storage.export import PAGE_BYTES
 from djqueue.storage.facets import Workers
 from djqueue.storage.snapshots import (
     LimiterSettings,
@@ -125,6 +126,13 @@ class SqlSnapshots(Snapshots):
         self._database.used_until.clear()
 
 
+LENGTHS = """
+    SELECT j.id, LENGTH(j.payload), COALESCE(LENGTH(r.result), 0)
+    FROM djqueue_job j LEFT JOIN djqueue_job_result r ON r.queue = j.queue AND r.job_id = j.job_id
+    WHERE j.id > ? ORDER BY j.id LIMIT ?
+"""
+
+
 class Reader:
     """Reads everything that the tables hold, in one transaction."""
 
@@ -136,19 +144,33 @@ class Reader:
         tx = self._tx
         settings = self.settings()
         names = {*settings, *queues.queue_names(tx)}
-        last = 0
-        statement = f"SELECT {COLUMNS}, j.retries FROM djqueue_job j WHERE j.id > ? ORDER BY j.id LIMIT ?"
-        while found := tx.rows(statement, last, page):
-            last = found[-1][0]
+        first = 0
+        which = "WHERE j.id > ? AND j.id <= ? ORDER BY j.id"
+        statement = f"SELECT {COLUMNS}, j.retries FROM djqueue_job j {which}"
+        for last in self._ends(page):
             by_queue: dict[str, list[Row]] = {}
-            for row in found:
+            for row in tx.rows(statement, first, last):
                 by_queue.setdefault(row[1], []).append(row)
             for queue, mine in by_queue.items():
                 yield from self._jobs(queue, mine)
+            first = last
         for name in sorted(names):
             yield Part(snapshots.QUEUE, name, [settings.get(name, QueueSettings()).record()])
         for records in snapshots.chunks((limiter.record() for limiter in self.limiters()), page):
             yield Part(snapshots.LIMITER, "", records)
+
+    def _ends(self, page: int) -> Iterator[int]:
+        """Yield the last primary key of each page, which has about `PAGE_BYTES` of payloads and results."""
+        last = 0
+        while found := self._tx.rows(LENGTHS, last, page):
+            size = 0
+            for pk, payload, result in found:
+                if size and size + payload + result > PAGE_BYTES:
+                    yield last
+                    size = 0
+                last = pk
+                size += payload + result
+            yield last
 
     def settings(self) -> dict[str, QueueSettings]:
         """Return what was set on queues and groups at run time, by queue."""

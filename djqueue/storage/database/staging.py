@@ -140,9 +140,7 @@ class SqlStaging(Staging):
                     "write": plan.write,
                     "queues": msgpack.packb({name: dict(parts) for name, parts in plan.queues.items()}),
                     "limit": plan.limit,
-                    "frame": plan.frame,
-                    "run": plan.run,
-                    "content": plan.content,
+                    "is_batch": plan.is_batch,
                     "done": False,
                     "counts": b"",
                     "lifetime": plan.lifetime,
@@ -648,18 +646,7 @@ def _as_staged(batch: Batch) -> Batch:
 
 def _plan_of(row: Any) -> Plan:
     queues = msgpack.unpackb(row.queues) if row.queues else {}
-    return Plan(
-        row.app,
-        row.target,
-        row.version,
-        row.write,
-        queues,
-        row.lifetime,
-        row.limit,
-        row.frame,
-        row.run,
-        row.content,
-    )
+    return Plan(row.app, row.target, row.version, row.write, queues, row.lifetime, row.limit, row.is_batch)
 
 
 def resumable_until(lifetime: int | None, now: int) -> int | None:

@@ -1,10 +1,10 @@
 """`DatabaseStorage`: jobs in a database of the project; every process runs the same statements."""
 
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from random import Random
+from time import monotonic
 from typing import Any, TypeVar, Unpack
 
 from django.db import Error, connections
@@ -234,7 +234,10 @@ class DatabaseStorage(Storage):
         durable = any(batch.options.durable for batch in batches)
         is_apart = bool(batches) and all(batch.options.durable is False for batch in batches)
         if not is_apart or not self.follower.is_possible:
-            return self.database.write(lambda tx: enqueue.enqueue(tx, batches), durable=durable)
+            numbers = enqueue.numbers(self.database, batches)
+            return self.database.write(
+                lambda tx: enqueue.enqueue(tx, batches), durable=durable, numbers=numbers
+            )
         if self.buffer.takes(batches):
             return self.buffer.add(batches)
         self._flush_buffer()
@@ -273,9 +276,9 @@ class DatabaseStorage(Storage):
             accepted: list[bool | None] = []
             claimed = None
             try:
-                until = time.monotonic() + ONE_BY_ONE_TIMEOUT
+                until = monotonic() + ONE_BY_ONE_TIMEOUT
                 for outcome in outcomes:
-                    if time.monotonic() > until:
+                    if monotonic() > until:
                         break
                     alone = write(partial(_finish_and_claim, outcomes=[outcome], then=None, waits=False))
                     accepted += [None] if alone is None else alone[0].accepted
@@ -301,8 +304,8 @@ class DatabaseStorage(Storage):
             overdue = [lease for lease, answer in zip(leases, answers, strict=True) if answer is None]
             # A sweep takes them back within this time. What holds them longer does not, so they still hold.
             shortest = min(self.database.policy(lease.queue).lease for lease in leases) / 1_000
-            waited, until = None, time.monotonic() + min(OVERDUE_RENEWAL_TIMEOUT, shortest / 4)
-            while waited is None and time.monotonic() < until:
+            waited, until = None, monotonic() + min(OVERDUE_RENEWAL_TIMEOUT, shortest / 4)
+            while waited is None and monotonic() < until:
                 waited = self.database.transactions.write_unless_locked(
                     lambda tx: finish.renew(tx, overdue, waits=True)
                 )
@@ -358,7 +361,7 @@ class HeldUpLog:
 
     def note(self, is_held_up: bool) -> None:
         """Record whether locks have kept a call from something."""
-        now = time.monotonic()
+        now = monotonic()
         if not is_held_up:
             self._since = None
             return

@@ -1,12 +1,12 @@
 """Periodic work: due jobs, expired leases and ttls, dead letters, old records, metrics."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
+from time import monotonic
 from typing import Any
 
 from djqueue.core.errors import StorageUnavailableError
@@ -147,9 +147,9 @@ class Sweep:
         together = write(lambda tx: _expire(tx, _expired(tx)))
         if together is not None:
             return together[0]
-        expired, until = 0, time.monotonic() + ONE_BY_ONE_TIMEOUT
+        expired, until = 0, monotonic() + ONE_BY_ONE_TIMEOUT
         for job in self._database.transactions.read(_expired):
-            if time.monotonic() > until:
+            if monotonic() > until:
                 break
             alone = write(partial(_expire, jobs=[job]))
             expired += 0 if alone is None else alone[0]

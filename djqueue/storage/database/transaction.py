@@ -25,7 +25,7 @@ from djqueue.storage.tables.clock import DatabaseClock, set_right
 from djqueue.storage.tables.dberrors import named
 
 from .connections import OwnConnections, is_in_transaction
-from .dialects import Insertion, Row, dialect_for, in_one, roll_back
+from .dialects import PLAIN_WRITE, Insertion, Row, WriteMode, dialect_for, in_one, roll_back
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -38,6 +38,8 @@ KEPT = ("completed", "completed_bytes", "cancelled", "cancelled_bytes", "result_
 _TOTAL = {name: at for at, name in enumerate(TALLY)}
 _STATE = {state: at for at, state in enumerate(STATES, len(TALLY))}
 WIDTH = len(TALLY) + len(STATES)
+AT_ONCE = WriteMode(waits=False)
+"""For the thread of an event loop."""
 TAKEN = "23505"
 """SQLSTATE of a key that another transaction has inserted."""
 REPEATS = 10
@@ -125,6 +127,11 @@ class EventSink(Protocol):
 
 class WakeSink(Protocol):
     """Wakes those who wait for jobs; `Wake`."""
+
+    def notice(self, tx: "Tx") -> tuple[str, Sequence[Any]]:
+        """Return the end of a statement with one column of texts that notifies other processes of jobs that
+        may be claimable, and its parameters; its rows are NULL.
+        """
 
     def send(self, tx: "Tx", observed: Collection[str]) -> None:
         """Notify other processes, as part of the transaction."""
@@ -220,16 +227,17 @@ class Database:
         """Return whether the thread's connection has a transaction of the caller."""
         return is_in_transaction(connections[self.alias])
 
-    def write(self, work: "Callable[[Tx], T]", *, durable: bool = False) -> T:
+    def write(self, work: "Callable[[Tx], T]", *, durable: bool = False, numbers: int = 0) -> T:
         """Run a function in a transaction that writes; errors name the database and what to do.
 
         Args:
             work: The function, which may be called again after a conflict with another transaction.
             durable: Whether the commit must be on disk, regardless of the connection's settings.
+            numbers: How many of `Tx.numbers` it needs, if that is known.
         """
         self.hooks.flush_buffer()
         with named(self.alias):
-            return self.transactions.write(work, durable=durable)
+            return self.transactions.write(work, durable=durable, numbers=numbers)
 
     def read(self, work: "Callable[[Tx], T]", *, is_single: bool = False) -> T:
         """Run a function in a transaction that reads; errors name the database and what to do.
@@ -252,13 +260,15 @@ class Tx:
         tick: Milliseconds at its start by the clock of leases and rates.
     """
 
-    def __init__(self, database: Database, cursor: Any) -> None:
+    def __init__(self, database: Database, cursor: Any, numbers: Sequence[int] = ()) -> None:
         self.database = database
         self.dialect = database.dialect
         self.now = database.clock.now()
         self.tick = database.tick()
         self.woken: set[str] = set()
         """Queues in which jobs may have become claimable."""
+        self.noticed: frozenset[str] = frozenset()
+        """Queues of `woken` of which other processes have been notified."""
         self.incidents: list[Incident] = []
         self.events: list[Event] = []
         self.used: set[str] = set()
@@ -280,6 +290,10 @@ class Tx:
         self._afterwards: list[Callable[[], object]] = []
         self._kept: dict[str, dict[str, int]] = {}
         self._cursor = cursor
+        self._numbers = numbers
+        """Numbers that came with the beginning."""
+        self._unnoted: list[tuple[EngineJob, Sequence[str]]] = []
+        """New jobs of which no event is noted yet: the options that several have in common, and their ids."""
         self._inserts: list[Insertion] = []
         """Inserts that are sent with the next statement, or just before it."""
 
@@ -344,6 +358,9 @@ class Tx:
 
     def numbers(self, count: int) -> Sequence[int]:
         """Return ascending numbers that nothing else has."""
+        if count <= len(self._numbers):
+            numbers, self._numbers = self._numbers[:count], self._numbers[count:]
+            return numbers
         return self.dialect.numbers(self._ready_cursor(), count)
 
     def listed(self, values: Sequence[str]) -> tuple[str, Any]:
@@ -442,8 +459,9 @@ class Tx:
             # PostgreSQL locks the tables of the inserts before it reads: a subscriber that looks for open
             # transactions that write after it has subscribed finds this one, or this one finds it.
             read = "SELECT name FROM djqueue_observed WHERE until > ?"
-            rows = self.rows_with_inserts(read, self.now)
-            self.observed = {name for (name,) in rows}
+            notice, values = self.database.hooks.wake.notice(self)
+            rows = self.rows_with_inserts(read + notice, self.now, *values)
+            self.observed = {name for (name,) in rows if name is not None}
         return queue in self.observed or self.database.hooks.events.has_subscribers(queue)
 
     def note(self, job: EngineJob, event: str, items: int = 0, *, queue: str | None = None) -> None:
@@ -452,6 +470,12 @@ class Tx:
         queue = job.queue if queue is None else queue
         if self.is_observed(queue):
             self.events.append(Event(queue, job.id, job.name, event, job.state, self.now, items))
+
+    def note_new(self, model: EngineJob, ids: Sequence[str]) -> None:
+        """Add an event for each of some new jobs at the end: on PostgreSQL, all of the transaction is then
+        sent at once.
+        """
+        self._unnoted.append((model, ids))
 
     def note_incident(self, job: EngineJob, event: str) -> None:
         """Add what happened to a job beyond what its worker reported."""
@@ -465,6 +489,7 @@ class Tx:
     def flush(self) -> None:
         """Apply the ends of jobs, and write what was counted and noted; the last step before the commit."""
         self.settle()
+        self._is_touched = self._is_touched or bool(self._unnoted)
         rows = [(queue, self.now, *tally) for queue, tally in self._tallies.items() if any(tally)]
         if self._is_touched and not rows:
             rows = [("", self.now, *[0] * WIDTH)]
@@ -474,6 +499,10 @@ class Tx:
                 (queue, *changes.values()) for queue, changes in self._kept.items() if any(changes.values())
             ]
             self.insert("djqueue_retention_tally", ("queue", *KEPT), kept)
+        for model, ids in self._unnoted:
+            if self.is_observed(model.queue):
+                for model.id in ids:
+                    self.note(model, "enqueued")
         observed = [event for event in self.events if event.queue in (self.observed or ())]
         if observed:
             self.database.hooks.events.store(self, observed)
@@ -507,18 +536,21 @@ class Transactions:
         self._dialect = database.dialect
         self._connections = database.connections
 
-    def write(self, work: Callable[[Tx], T], *, durable: bool = False) -> T:
+    def write(self, work: Callable[[Tx], T], *, durable: bool = False, numbers: int = 0) -> T:
         """Run a function in a transaction that writes. It may be repeated after a conflict with another one.
 
         Args:
             work: The function.
             durable: Whether the commit must be on disk, regardless of the connection's settings.
+            numbers: How many of `Tx.numbers` it needs, if that is known.
         """
         wrapper = connections[self._alias]
         if is_in_transaction(wrapper):
             # After any other conflict the caller's transaction is lost.
-            return self._repeated(lambda: self._join(wrapper, work, durable), lambda cause: cause == TAKEN)
-        answer, done = self._committed(self.connection, work, durable=durable)
+            join = partial(self._join, wrapper, work, durable, numbers)
+            return self._repeated(join, lambda cause: cause == TAKEN)
+        mode = WriteMode(durable=durable, numbers=numbers)
+        answer, done = self._committed(self.connection, work, mode)
         done()
         return answer
 
@@ -543,7 +575,9 @@ class Transactions:
         if is_in_transaction(connections[self._alias]):
             return (self.write(work),)
         try:
-            answer, done = self._committed(self.connection, work, waits=not self._dialect.has_clock)
+            answer, done = self._committed(
+                self.connection, work, WriteMode(waits=not self._dialect.has_clock)
+            )
         except Exception as error:
             if not self._dialect.is_locked(error.__cause__ or error):
                 raise
@@ -554,7 +588,7 @@ class Transactions:
     def write_at_once(self, work: Callable[[Tx], T]) -> tuple[T] | None:
         """Like `write_apart`, on the thread of an event loop; None, and nothing done, if it would wait."""
         with self._connections.borrow_for_loop() as wrapper:
-            outcome = None if wrapper is None else self._commit(wrapper, work, waits=False)
+            outcome = None if wrapper is None else self._commit(wrapper, work, AT_ONCE)
         if outcome is None:
             return None
         answer, done = outcome
@@ -565,9 +599,7 @@ class Transactions:
         self,
         connection: Callable[[], AbstractContextManager[BaseDatabaseWrapper]],
         work: Callable[[Tx], T],
-        *,
-        durable: bool = False,
-        waits: bool = True,
+        mode: WriteMode = PLAIN_WRITE,
     ) -> tuple[T, Callable[[], None]]:
         """Run a function in a transaction of a connection, and again after conflicts.
 
@@ -577,7 +609,11 @@ class Transactions:
 
         def run() -> tuple[T, Callable[[], None]]:
             with connection() as own:
-                return self._run(own, work, durable=durable, waits=waits)
+                own.ensure_connection()
+                set_right(self._database.clock)
+                outcome = self._commit(own, work, mode)
+                assert outcome is not None
+                return outcome
 
         return self._repeated(run)
 
@@ -636,40 +672,20 @@ class Transactions:
         own = self._connections
         return own.borrow() if own.is_open else nullcontext(connections[self._alias])
 
-    def _run(
-        self,
-        wrapper: BaseDatabaseWrapper,
-        work: Callable[[Tx], T],
-        *,
-        durable: bool = False,
-        waits: bool = True,
-    ) -> tuple[T, Callable[[], None]]:
-        wrapper.ensure_connection()
-        set_right(self._database.clock)
-        outcome = self._commit(wrapper, work, durable=durable, waits=waits)
-        assert outcome is not None
-        return outcome
-
     def _commit(
-        self,
-        wrapper: BaseDatabaseWrapper,
-        work: Callable[[Tx], T],
-        *,
-        durable: bool = False,
-        waits: bool = True,
+        self, wrapper: BaseDatabaseWrapper, work: Callable[[Tx], T], mode: WriteMode
     ) -> tuple[T, Callable[[], None]] | None:
         """Run a function in a transaction of a connection; return its answer, and what follows. None if that
         would wait and must not.
         """
         unpublished = None
         try:
-            with self._naming_holder(wrapper) if waits else nullcontext(), wrapper.wrap_database_errors:
+            with self._naming_holder(wrapper) if mode.waits else nullcontext(), wrapper.wrap_database_errors:
                 cursor = self._dialect.cursor(wrapper)
-                opened = self._dialect.writing(wrapper, cursor, durable=durable, waits=waits)
-                with opened as is_open:
-                    if not is_open:
+                with self._dialect.writing(wrapper, cursor, mode) as given:
+                    if given is None:
                         return None
-                    tx = Tx(self._database, cursor)
+                    tx = Tx(self._database, cursor, given)
                     answer = work(tx)
                     tx.flush()
                     unpublished = self._database.hooks.events.begin(tx.events)
@@ -678,7 +694,7 @@ class Transactions:
             raise
         return answer, partial(tx.done, unpublished)
 
-    def _join(self, wrapper: BaseDatabaseWrapper, work: Callable[[Tx], T], durable: bool) -> T:
+    def _join(self, wrapper: BaseDatabaseWrapper, work: Callable[[Tx], T], durable: bool, numbers: int) -> T:
         wrapper.validate_no_broken_transaction()
         set_right(self._database.clock)
         # Within a block of the caller, the dialect may send a savepoint in fewer steps than Django does.
@@ -687,8 +703,8 @@ class Transactions:
             cursor = self._dialect.cursor(wrapper)
             if durable:
                 self._dialect.make_durable(cursor)
-            tx = Tx(self._database, cursor)
-            with self._dialect.nested(wrapper, cursor):
+            with self._dialect.nested(wrapper, cursor, numbers=numbers) as given:
+                tx = Tx(self._database, cursor, given)
                 answer = work(tx)
                 tx.flush()
             # Nothing but the callback refers to the events: Django drops it when they are rolled back.

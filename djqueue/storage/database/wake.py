@@ -8,10 +8,10 @@ was lost. It delivers events and commands, too.
 import selectors
 import socket
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from django.db import Error, connections
@@ -101,15 +101,31 @@ class Wake:
         """
         if not tx.dialect.has_clock or not self._database.notify:
             return
-        now = time.monotonic()
-        late = []
-        for prefix, names in ((CLAIMABLE, tx.woken), (EVENTS, observed)):
-            sent = {queue for queue in names if self._may_send((prefix, queue), now)}
-            late += [(prefix, queue) for queue in sorted(names) if queue not in sent]
-            if sent:
-                _notify(tx, prefix, sorted(sent))
+        for prefix, names in ((CLAIMABLE, tx.woken - tx.noticed), (EVENTS, observed)):
+            if sent := self._now(tx, prefix, names):
+                _notify(tx, prefix, sent)
+
+    def notice(self, tx: Tx) -> tuple[str, Sequence[Any]]:
+        """Return the end of a statement that notifies other processes of jobs so far, and its parameters."""
+        if not tx.dialect.has_clock or not self._database.notify:
+            return "", ()
+        sent = self._now(tx, CLAIMABLE, tx.woken)
+        tx.noticed = frozenset(tx.woken)
+        if not sent:
+            return "", ()
+        listed, values = tx.listed(sent)
+        # NULL, since the function returns an empty text.
+        notified = f"NULLIF(CAST(pg_notify({channel(CLAIMABLE)}, q.name) AS text), '')"
+        return f" UNION ALL SELECT {notified} FROM {listed} q", (values,)
+
+    def _now(self, tx: Tx, prefix: str, names: Collection[str]) -> list[str]:
+        """Return the queues of which a transaction notifies others; the rest follows after a pause."""
+        now = monotonic()
+        sent = {queue for queue in names if self._may_send((prefix, queue), now)}
+        late = [(prefix, queue) for queue in sorted(names) if queue not in sent]
         if late:
             tx.then(lambda: self._send_later(late))
+        return sorted(sent)
 
     def _may_send(self, key: tuple[str, str], now: float) -> bool:
         """Return whether a queue was not notified lately, and record that it is now."""
@@ -133,7 +149,7 @@ class Wake:
     def _send_now(self, key: tuple[str, str]) -> None:
         prefix, queue = key
         with self._lock:
-            self._sent[key] = time.monotonic()
+            self._sent[key] = monotonic()
         try:
             self._database.write(lambda tx: _notify(tx, prefix, [queue]))
         except Exception as error:
@@ -397,7 +413,7 @@ class Follower:
     def _has_ended(self, run: FollowerThread, followed: "Followed") -> bool:
         if run.is_closing:
             return True
-        now = time.monotonic()
+        now = monotonic()
         if self._is_needed():
             followed.needed_at = now
         if now - followed.needed_at < LINGER:
@@ -433,7 +449,7 @@ class Followed(ABC):
 
     def __init__(self, database: Database, looks: Looks, run: FollowerThread) -> None:
         self._database, self._looks, self._wait = database, looks, run.wait
-        self.needed_at = time.monotonic()
+        self.needed_at = monotonic()
         """Monotonic seconds at which there last were listeners or subscriptions."""
 
     def begin(self, wrapper: BaseDatabaseWrapper) -> None:
@@ -500,7 +516,7 @@ class _Notified(Followed):
 
     def step(self) -> None:
         events = self._looks.events
-        now = time.monotonic()
+        now = monotonic()
         until = min(self._poll_at, events.look_at(now))
         if not self._claimable and not self._has_events and not events.is_due:
             self._wait(until - now, self._driver.fileno())
@@ -508,15 +524,15 @@ class _Notified(Followed):
         self._cursor.execute("SELECT 1")
         woken, self._claimable = self._claimable, set()
         self._looks.wake.local(woken)
-        if time.monotonic() >= self._poll_at:
+        if monotonic() >= self._poll_at:
             self.look()
-        elif self._has_events or events.is_due or time.monotonic() >= until:
+        elif self._has_events or events.is_due or monotonic() >= until:
             self._has_events = False
             events.look(self.tx(), self._wrapper)
 
     def look(self) -> None:
         low, high = POLL if self._database.notify else POLL_ALONE
-        self._poll_at = time.monotonic() + self._database.random.uniform(low, high)
+        self._poll_at = monotonic() + self._database.random.uniform(low, high)
         self._has_events = False
         super().look()
 
@@ -585,11 +601,11 @@ class Background:
 
     def _next(self) -> Callable[[], object] | None:
         """Return the next function when its time has come; None ends the thread."""
-        until = time.monotonic() + IDLE
+        until = monotonic() + IDLE
         with self._changed:
             while True:
                 key = min(self._due, key=lambda key: self._due[key][0], default=None)
-                now = time.monotonic()
+                now = monotonic()
                 when = until if key is None else self._due[key][0]
                 if key is not None and (when <= now or self._is_closing):
                     return self._due.pop(key)[1]

@@ -110,11 +110,13 @@ class SqlWorkers(Workers):
 
     def __init__(self, database: Database, follower: Follower) -> None:
         self._read, self._write = database.read, database.write
+        self._check_file = database.dialect.check_file
         self._follower = follower
         self._lock = threading.Lock()
         self._followers: dict[str, list[Callable[[], None]]] = {}
 
     def register(self, info: WorkerInfo) -> tuple[str, ...]:
+        self._check_file()
         return self._write(lambda tx: self._register(tx, info))
 
     def _register(self, tx: Tx, info: WorkerInfo) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 import atexit
 import threading
-import time
 from collections.abc import Sequence
+from time import monotonic
 from weakref import WeakSet
 
 from django.db import connections
@@ -111,9 +111,7 @@ class WriteBuffer:
             jobs = self._jobs + sum(len(batch.payloads) for batch in kept)
             is_full = jobs >= JOBS_PER_WRITE
             # If this fails, no job is kept. The other thread waits for the lock.
-            self._background.at(
-                time.monotonic() + (0 if is_full else WRITE_DELAY), _key(is_full), self._write
-            )
+            self._background.at(monotonic() + (0 if is_full else WRITE_DELAY), _key(is_full), self._write)
             self._batches += kept
             self._jobs = jobs
         results = [EnqueueResult(id, "queued", batch.queue) for batch in kept for id in batch.ids or ()]
@@ -154,7 +152,7 @@ class WriteBuffer:
             self.flush()
         except Exception as error:
             logger.warning("Could not write jobs with durable=False, retrying: %s", error)
-            self._background.at(time.monotonic() + RETRY_INTERVAL, _key(True), self._write)
+            self._background.at(monotonic() + RETRY_INTERVAL, _key(True), self._write)
 
     def _take(self) -> list[Batch]:
         with self._lock:

@@ -104,9 +104,7 @@ class RedisStaging(Staging):
             pack({queue: dict(parts) for queue, parts in plan.queues.items()}),
             b"" if plan.lifetime is None else plan.lifetime,
             b"" if plan.limit is None else plan.limit,
-            pack_text(plan.frame),
-            pack_text(plan.run),
-            b"%d" % plan.content,
+            b"1" if plan.is_batch else b"",
         ]
         while True:
             status, *stored = self._keyspace.ask(self._plan("commit", plan, *arguments))
@@ -399,7 +397,7 @@ class RedisBulkWriteReports(BulkWriteReports):
 
 
 def _plan(app: str, target: str, stored: Sequence[Any]) -> Plan:
-    version, write, queues, lifetime, limit, frame, run, content, *_ = stored
+    version, write, queues, lifetime, limit, is_batch, *_ = stored
     return Plan(
         app,
         target,
@@ -408,9 +406,7 @@ def _plan(app: str, target: str, stored: Sequence[Any]) -> Plan:
         dict(unpack(queues)) if queues else {},
         int(lifetime) if lifetime else None,
         int(limit) if limit else None,
-        text(frame),
-        text(run),
-        int(content or 0),
+        bool(is_batch),
     )
 
 

@@ -19,14 +19,24 @@ from djqueue.core.errors import OptionError, StorageError
 from djqueue.core.job import DeadLetterRecord, JobRecord
 from djqueue.core.policies import Hold, KeyLimit, Rate
 from djqueue.core.states import State
-from djqueue.storage.export import EventsLostError, Feed, FeedRange, Page, Places, page_of
+from djqueue.storage.export import (
+    PAGE_BYTES,
+    CallRetry,
+    EventsLostError,
+    Feed,
+    FeedRange,
+    Page,
+    Places,
+    once,
+    page_of,
+)
 
 from . import records
 from .connections import Connections
-from .keys import QueueKeys
-from .keyspace import Keyspace, answer, scan_part
+from .keys import RESULT, QueueKeys
+from .keyspace import Keyspace, answer, in_calls, scan_part
 from .options import MirrorOptions
-from .records import STATES, mapping, pack_text, text, unpack, unpack_ids
+from .records import STATES, mapping, pack_text, text, unpack_ids
 from .roundtrips import RedisCommand, ScriptCall, Steps
 from .scripts import script
 
@@ -47,7 +57,8 @@ Mark = bytes
 """The last entry of a queue's stream that was delivered to the mirror; b"" if the stream is not followed.
 Only the reads of the process that copies change it, and only forward; otherwise Redis has lost data.
 """
-COLUMNS = ("offset", "at", "queue", "id", "name", "event")
+COLUMNS = ("offset", "at", "queue", "id", "event")
+"""Columns of events that the stream has."""
 EVENTS = {code[0]: state.value for code, state in STATES.items()} | {ord("u"): "updated", ord("r"): "removed"}
 """Names of events, by the first byte of the new state or the kind of change."""
 ALL = "*"
@@ -255,12 +266,16 @@ class ChangeStream:
 
     def _records(self, keys: QueueKeys, ids: Sequence[str], mark: Mark) -> Steps[list[JobRecord | None]]:
         jobs: list[JobRecord | None] = []
-        for first in range(0, len(ids), RECORDS):
-            chunk = ids[first : first + RECORDS]
-            call = ScriptCall(script("records"), keys, [*map(pack_text, chunk)], sequence=False)
+        limit = RECORDS
+        while len(jobs) < len(ids):
+            chunk = ids[len(jobs) : len(jobs) + limit]
+            arguments = [PAGE_BYTES, *map(pack_text, chunk)]
+            call = ScriptCall(script("records"), keys, arguments, sequence=False)
             [[now, present, blobs, sts, progress, history]] = yield [call]
             if present != mark:
                 raise DataLostError
+            chunk = chunk[: len(blobs)]
+            limit = min(2 * len(chunk), RECORDS)
             none = [None] * len(chunk)
             # Only jobs that were claimed have results or log lines, and keys are the larger part of a call.
             results, lines = none.copy(), none.copy()
@@ -269,7 +284,7 @@ class ChangeStream:
                 done = [at for at in begun if STATES[sts[at][:1]] is State.COMPLETED]
                 logs = [keys.log_lines(chunk[at]) for at in begun]
                 if done:
-                    [values] = yield [RedisCommand((b"MGET", *(keys.result(chunk[at]) for at in done)))]
+                    values = yield from in_calls("results", keys, [chunk[at] for at in done], RESULT)
                     for at, value in zip(done, values, strict=True):
                         results[at] = value
                 [logged] = yield [RedisCommand((b"EXISTS", *logs))]
@@ -321,7 +336,6 @@ class FeedEntry(NamedTuple):
     number: int
     jobs: list[str]
     became: bytes
-    names: list[str]
 
 
 class Look(NamedTuple):
@@ -387,29 +401,37 @@ class RedisFeed(Feed):
             if rows >= limit:
                 return
 
-    def read(self, stretch: FeedRange, size: int, *, complete: bool) -> Iterator[Page]:
+    def read(
+        self, stretch: FeedRange, size: int, *, complete: bool, retry: CallRetry = once
+    ) -> Iterator[Page]:
         rows: list[tuple[Any, ...]] = []
         start, end = _place(stretch.start), _place(stretch.end)
-        for entry, skipped, upto in self._entries(stretch.stream, start, end, names=True, complete=complete):
+        for entry, skipped, upto in self._entries(stretch.stream, start, end, retry, complete=complete):
             at = int(entry.id.partition("-")[0])
             for row in range(skipped, upto):
                 event = EVENTS[entry.became[row]] if entry.became else None
-                name = entry.names[row] or None
-                offset = f"{entry.id}:{row}"
-                rows.append((offset, at, stretch.stream, entry.jobs[row], name, event))
+                rows.append((f"{entry.id}:{row}", at, stretch.stream, entry.jobs[row], event))
             while len(rows) >= size:
-                yield page_of(COLUMNS, rows[:size])
+                yield self._page(stretch.stream, rows[:size], retry)
                 del rows[:size]
         if rows:
-            yield page_of(COLUMNS, rows)
+            yield self._page(stretch.stream, rows, retry)
+
+    def _page(self, queue: str, rows: Sequence[tuple[Any, ...]], retry: CallRetry) -> Page:
+        page: dict[str, Sequence[Any]] = {**page_of(COLUMNS, rows)}
+        ids = list(dict.fromkeys(page["id"]))
+        names = retry(lambda: self._run(in_calls("names", self._keys(queue), ids)))
+        name_of = dict(zip(ids, names, strict=True))
+        page["name"] = [text(name_of[job_id]) or None for job_id in page["id"]]
+        return page
 
     def _entries(
         self,
         queue: str,
         start: FeedPosition,
         end: FeedPosition,
+        retry: CallRetry = once,
         *,
-        names: bool = False,
         complete: bool = False,
     ) -> Iterator[tuple[FeedEntry, int, int]]:
         """Return the entries between two positions, with the range of their rows."""
@@ -417,7 +439,7 @@ class RedisFeed(Feed):
         if start.rows is not None:
             begin, read = start.entry, start.number - 1
         while True:
-            look = self._look(queue, begin, end.entry, ENTRIES, names=names)
+            look = retry(self._look, queue, begin, end.entry, ENTRIES)
             is_new = look.added < max(start.number, end.number)  # the queue was obliterated meanwhile
             if complete and (is_new or (read < look.trimmed and read < end.number)):
                 raise EventsLostError(
@@ -436,13 +458,13 @@ class RedisFeed(Feed):
                 return
             begin = f"({look.entries[-1].id}"
 
-    def _look(self, queue: str, begin: str, end: str, count: int, *, names: bool = False) -> Look:
-        arguments = [begin.encode(), end.encode(), count, b"1" if names else b""]
+    def _look(self, queue: str, begin: str, end: str, count: int) -> Look:
+        arguments = [begin.encode(), end.encode(), count]
         call = ScriptCall(script("events"), self._keys(queue), arguments, sequence=False)
         added, length, last, stored, has_jobs = self._run(answer(call))
         entries = [
-            FeedEntry(text(name), 0, unpack_ids(jobs), became, unpack(packed) if packed else [])
-            for name, jobs, became, packed in zip(*[iter(stored)] * 4, strict=True)
+            FeedEntry(text(name), 0, unpack_ids(jobs), became)
+            for name, jobs, became in zip(*[iter(stored)] * 3, strict=True)
         ]
         return Look(added, added - length, text(last), entries, has_jobs == 1)
 

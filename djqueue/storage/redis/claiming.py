@@ -6,9 +6,9 @@ fewer jobs than free slots, a claim goes to the queues where a job has just arri
 looks at the others: the round trip of a look would delay the job, or the report of its end.
 """
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from time import monotonic
 from typing import Any, NamedTuple
 
 from djqueue.core.errors import StorageUnavailableError
@@ -541,7 +541,7 @@ class QueueLooks:
 
     def recent(self, queues: Sequence[str]) -> QueueLook | None:
         """Return the last look, in the next rotation, if it is recent and found jobs."""
-        passed = time.monotonic() - self._at
+        passed = monotonic() - self._at
         last = self._last
         if last is None or not last.found or passed > LOOK_FRESH or self._of != queues:
             return None
@@ -571,7 +571,7 @@ class QueueLooks:
         """Use a look again for the next claims."""
         # The claim adds to the waits of its own.
         self._last = look._replace(waits=[*look.waits])
-        self._of, self._at = queues, time.monotonic()
+        self._of, self._at = queues, monotonic()
 
     def forget(self) -> None:
         """Look again before the next claim."""

@@ -39,6 +39,8 @@ class Connections:
     CONNECTION: a dict of further keyword arguments for redis-py's connections.
     TIMEOUT: seconds for connecting and the reply together: 2 by default, at most 60. In a cluster a command
         may take several times as long if other nodes have to be asked.
+    SOCKET_TIMEOUT: seconds for connecting, and for a reply, after which another attempt is made: TIMEOUT by
+        default, and at most.
 
     Methods may be called from any thread. A command is sent once, even if its reply is lost.
     """

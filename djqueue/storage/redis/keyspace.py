@@ -1,8 +1,8 @@
 """The queues of one deployment: their keys, policies and names, and steps that operations share."""
 
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 import msgpack
@@ -14,6 +14,7 @@ from djqueue.core.policies import QueuePolicy
 from djqueue.core.states import State
 from djqueue.core.threads import after_fork
 from djqueue.storage.base import T
+from djqueue.storage.export import PAGE_BYTES
 
 from . import records
 from .keys import MOVING_KEYS, RESULT, CommonKeys, QueueKeys, keys_of, limiter_keys_of
@@ -166,12 +167,12 @@ class Keyspace:
         That call has succeeded. If the server of another queue is away, or the caller's time is over, the
         next sweep delivers what is left.
         """
-        if time.monotonic() < self._undelivered.get(queue, 0.0):
+        if monotonic() < self._undelivered.get(queue, 0.0):
             return
         try:
             yield from self.deliver(queue)
         except StorageUnavailableError as error:
-            self._undelivered[queue] = time.monotonic() + LEFT_TO_SWEEPS
+            self._undelivered[queue] = monotonic() + LEFT_TO_SWEEPS
             logger.debug("Messages of queue %r are left to the next sweep: %s", queue, error)
         else:
             self._undelivered.pop(queue, None)
@@ -306,7 +307,7 @@ class NameCache:
 
     def get(self) -> list[str] | None:
         """Return the names; None if they have to be listed."""
-        if self._followers <= 0 or time.monotonic() >= self._until:
+        if self._followers <= 0 or monotonic() >= self._until:
             return None
         return self._names
 
@@ -317,7 +318,7 @@ class NameCache:
         """
         with self._lock:
             if changes == self.changes:
-                self._names, self._until = names, time.monotonic() + NAMES_TTL
+                self._names, self._until = names, monotonic() + NAMES_TTL
 
     def _drop(self) -> None:
         self.changes += 1
@@ -343,6 +344,24 @@ def answers(calls: list[ScriptCall | RedisCommand]) -> Steps[list[Any]]:
     return list(replies)
 
 
+def in_calls(name: str, keys: QueueKeys, ids: Sequence[str], kinds: str = "") -> Steps[list[Any]]:
+    """Return what a script reads of jobs, in calls of about `PAGE_BYTES`.
+
+    name: a script that gets the number of bytes, and returns a list for the first of the jobs.
+    kinds: of the keys of each job, which the script reads; by default it gets the ids.
+    """
+    found: list[Any] = []
+    limit = len(ids)
+    while len(found) < len(ids):
+        chunk = ids[len(found) : len(found) + limit]
+        arguments = [PAGE_BYTES, *(() if kinds else map(pack_text, chunk))]
+        call = ScriptCall(script(name), keys, arguments, keys.of_jobs(chunk, kinds), sequence=False)
+        [replies] = yield [call]
+        found += replies
+        limit = 2 * len(replies)
+    return found
+
+
 def scan(
     keys: QueueKeys, states: frozenset[State], before: int | None = None
 ) -> Steps[list[tuple[int, str]]]:
@@ -364,7 +383,7 @@ def scan_part(
 ) -> Steps[tuple[bytes, list[tuple[int, str]]]]:
     """Return the next cursor (`0` at the end) and some jobs, some of them perhaps again."""
     codes = b"".join(STATE_CODES[state] for state in states)
-    arguments = [cursor, size, codes, before if before is not None else b""]
+    arguments = [cursor, size, PAGE_BYTES, codes, before if before is not None else b""]
     [[cursor, entries]] = yield [ScriptCall(script("scan"), keys, arguments, sequence=False)]
     return cursor, [(int(entries[at]), text(entries[at + 1])) for at in range(0, len(entries), 2)]
 

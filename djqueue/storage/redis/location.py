@@ -49,7 +49,8 @@ REDIS_PORT, SENTINEL_PORT = 6379, 26379
 UNREADABLE = "{} cannot be read: are all special characters of the password percent-encoded?"
 HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?")
 WITH_SENTINELS = ("MASTER_NAME", "DB", "USERNAME", "PASSWORD", "SENTINEL_KWARGS")
-READ_HERE = ("CACHE", "URL", "SENTINELS", "CLIENT", *WITH_SENTINELS, "CONNECTION", "TIMEOUT")
+WAYS_HERE = ("CACHE", "URL", "SENTINELS", "CLIENT")
+READ_HERE = (*WAYS_HERE, *WITH_SENTINELS, "CONNECTION", "TIMEOUT", "SOCKET_TIMEOUT")
 READ_ELSEWHERE = ("LEASE", "PREFIX", "MIRROR", "OUTBOX", "REPLICAS", "STREAM")
 """Options of the storage itself."""
 LONGEST_TIMEOUT = 60_000
@@ -75,7 +76,9 @@ def locate(options: Mapping[str, Any]) -> Endpoint:
     arguments = {**endpoint.arguments, **_connection(given, endpoint)}
     if endpoint.is_cluster and arguments.get("db"):
         raise ConfigurationError(f"{way}: a cluster has only database 0")
-    endpoint = replace(endpoint, arguments=arguments, timeout=read_timeout(given))
+    timeout = read_timeout(given)
+    timeout = min(timeout, read_timeout(given, "SOCKET_TIMEOUT", timeout))
+    endpoint = replace(endpoint, arguments=arguments, timeout=timeout)
     endpoint.check()
     return endpoint
 
@@ -114,17 +117,17 @@ def _mapping(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value
 
 
-def read_timeout(given: Mapping[str, Any]) -> float:
-    """Return the seconds of TIMEOUT. Raises ConfigurationError if it is invalid."""
-    if "TIMEOUT" not in given:
-        return Endpoint.timeout
+def read_timeout(given: Mapping[str, Any], name: str = "TIMEOUT", default: float = Endpoint.timeout) -> float:
+    """Return the seconds of TIMEOUT or another option. Raises ConfigurationError if it is invalid."""
+    if name not in given:
+        return default
     try:
-        value = milliseconds("TIMEOUT", given["TIMEOUT"])
+        value = milliseconds(name, given[name])
     except OptionError as error:
         raise ConfigurationError(str(error)) from None  # the text of the error may contain a URL
     if not 0 < value <= LONGEST_TIMEOUT:
         raise ConfigurationError(
-            f"TIMEOUT: must be greater than 0 and at most 60 seconds; got {given['TIMEOUT']!r}"
+            f"{name}: must be greater than 0 and at most 60 seconds; got {given[name]!r}"
         )
     return value / 1_000
 

@@ -9,11 +9,10 @@ import logging
 import selectors
 import socket
 import threading
-import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator
 from math import inf
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Literal, NamedTuple
 
 import redis
@@ -303,7 +302,7 @@ class PubSubReader:
                     logger.exception("The Redis listener failed; reconnecting.")
                     for address in list(self._links):
                         self._lose(address, error)
-                    time.sleep(FIRST_WAIT)
+                    sleep(FIRST_WAIT)
         finally:
             with self._lock:
                 self.over = True

@@ -1,6 +1,6 @@
 """Failed calls: how long they are repeated, and the errors that callers get."""
 
-import time
+from time import monotonic
 from typing import NamedTuple
 
 import redis
@@ -91,7 +91,7 @@ class RetryWindow:
         counts: bool,
     ) -> None:
         self._counts = counts
-        self._until = time.monotonic() + timeout
+        self._until = monotonic() + timeout
         self._pause: GrowingPause | None = None
         self._connections = connections
         self._breakers = breakers
@@ -102,7 +102,7 @@ class RetryWindow:
     @property
     def remaining(self) -> float:
         """Seconds left for the call."""
-        return max(0.0, self._until - time.monotonic())
+        return max(0.0, self._until - monotonic())
 
     def wait(self, error: redis.RedisError) -> float:
         """Return the seconds until the next attempt. Raises the error for callers if there is none."""
@@ -115,7 +115,7 @@ class RetryWindow:
             raise no_answer(error, self._connections) from error
         self._pause = self._pause or GrowingPause(FIRST_WAIT, LAST_WAIT)
         wait = self._pause.failed()
-        if time.monotonic() + wait > self._until:
+        if monotonic() + wait > self._until:
             outage = no_answer(error, self._connections)
             if isinstance(error, UNAVAILABLE_ERRORS):
                 self._failed(str(outage), self._name)

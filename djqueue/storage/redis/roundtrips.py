@@ -7,10 +7,10 @@ replies; `Roundtrips` runs it on a thread or on an event loop.
 import asyncio
 import math
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import count
+from time import monotonic, sleep
 from typing import Any, NamedTuple, TypeGuard, TypeVar
 
 import redis
@@ -335,8 +335,8 @@ class Roundtrips:
                 except errors.NoScriptError:
                     words = _with_text(call, words)
                 except redis.RedisError as error:
-                    time.sleep(window.wait(error))
-                if _has_sequence(call) and time.monotonic() > until:
+                    sleep(window.wait(error))
+                if _has_sequence(call) and monotonic() > until:
                     raise StorageUnavailableError(
                         f"{self._connections.describe()}: the reply to a request was lost, and its caller "
                         "came back to it too late to repeat it. Its changes may have been made."
@@ -377,7 +377,7 @@ class Roundtrips:
                 sequence = self._sequence(call)
                 words = self._words(call, sequence)
                 pipeline.send(words)
-                sent.append(SentCall(call, sequence, words, time.monotonic()))
+                sent.append(SentCall(call, sequence, words, monotonic()))
             if failure is not None:
                 raise failure
         finally:

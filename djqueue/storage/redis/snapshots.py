@@ -17,6 +17,7 @@ from djqueue.core.job import DeadLetterRecord, JobRecord
 from djqueue.core.logs import Log
 from djqueue.core.states import State
 from djqueue.storage import snapshots
+from djqueue.storage.export import PAGE_BYTES
 from djqueue.storage.snapshots import (
     LimiterSettings,
     Part,
@@ -192,12 +193,15 @@ class RedisSnapshotReader:
         wanted = {queue: list(ids)}
         while wanted:
             moved: dict[str, list[str]] = {}
-            for name, ids_in_queue in wanted.items():
-                jobs, moves = self._run(self._look(name, ids_in_queue))
-                for job_id, target in moves:
-                    moved.setdefault(target, []).append(job_id)
-                new = [job for job in jobs if self._is_new(job, seen)]
-                yield from _parts(name, new)
+            for name, left in wanted.items():
+                limit = len(left)
+                while left:
+                    count, jobs, moves = self._run(self._look(name, left[:limit]))
+                    left, limit = left[count:], 2 * count
+                    for job_id, target in moves:
+                        moved.setdefault(target, []).append(job_id)
+                    new = [job for job in jobs if self._is_new(job, seen)]
+                    yield from _parts(name, new)
             wanted = moved
 
     def _is_new(self, found: FoundJob, seen: SeenJobs) -> bool:
@@ -206,19 +210,22 @@ class RedisSnapshotReader:
         has_arrived = found.incarnation > self._marks.get(found.job.queue, 0)
         return seen.add(found.job) and not (has_arrived and seen.is_elsewhere(found.job))
 
-    def _look(self, queue: str, ids: Sequence[str]) -> Steps[tuple[list[FoundJob], list[tuple[str, str]]]]:
+    def _look(
+        self, queue: str, ids: Sequence[str]
+    ) -> Steps[tuple[int, list[FoundJob], list[tuple[str, str]]]]:
+        """Read the first of these jobs, about `PAGE_BYTES`; return how many, and which were moved where."""
         keys = self._keyspace.keys(queue)
         theirs = keys.of_jobs(ids, MOVING_KEYS)
-        call = ScriptCall(script("snapshot"), keys, [*map(pack_text, ids)], theirs, sequence=False)
-        [[now, replies]] = yield [call]
+        arguments = [PAGE_BYTES, *map(pack_text, ids)]
+        [[now, replies]] = yield [ScriptCall(script("snapshot"), keys, arguments, theirs, sequence=False)]
         jobs, moves = [], []
-        for job_id, reply in zip(ids, replies, strict=True):
+        for job_id, reply in zip(ids, replies, strict=False):
             if isinstance(reply, list):
                 if (job := _found(queue, job_id, reply, int(now))) is not None:
                     jobs.append(job)
             elif reply is not None:
                 moves.append((job_id, text(reply)))
-        return jobs, moves
+        return len(replies), jobs, moves
 
     def _limiter_records(self) -> Iterator[dict[str, Any]]:
         for name in self._limiters:

@@ -1,10 +1,14 @@
 """`RedisStorage`: the storage contract on Redis or Valkey, one script for each transition."""
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+import redis
 
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.deadlines import Outage, within
@@ -53,6 +57,7 @@ from .workers import RedisWorkers
 if TYPE_CHECKING:
     from djqueue.storage.outbox import OutboxTable
 
+KEYS_PER_SCAN = 1_000
 JOBS_PER_SECOND = 10_000
 """Jobs and dependencies of one enqueue for which it gets another second."""
 
@@ -179,6 +184,19 @@ class RedisStorage(Storage):
     @property
     def outage(self) -> Outage | None:
         return self._roundtrips.outage
+
+    # In tests.
+
+    @classmethod
+    def options_in_tests(cls, options: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        return {**options, "prefix": f"{options.get('prefix', '')}{prefix}"}
+
+    def discard(self) -> None:
+        client: Any = self._connections.sync()
+        pattern = re.sub(r"([][*?^\\])", r"\\\1", self.options.prefix) + "*"
+        with suppress(redis.RedisError, OSError):  # The keys of a server that is away stay.
+            for key in client.scan_iter(pattern, count=KEYS_PER_SCAN):
+                client.unlink(key)
 
     # Connections.
 

@@ -6,9 +6,9 @@ so that a process that dies leaves none behind; live processes renew theirs in t
 
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from time import monotonic
 
 from djqueue.core.job import Batch
 from djqueue.core.logs import Log
@@ -219,16 +219,16 @@ class RedisEvents(Events):
         with self._lock:
             kept = self._kept.get(queue)
             if kept is not None:
-                self._kept[queue] = kept[0], time.monotonic()
+                self._kept[queue] = kept[0], monotonic()
                 return
         remove = self._listener.add(self._keys(queue).events, _nothing)
         with self._lock:
-            first = self._kept.setdefault(queue, (remove, time.monotonic()))
+            first = self._kept.setdefault(queue, (remove, monotonic()))
         if first[0] is not remove:
             remove()
 
     def _drop_idle(self) -> None:
-        until = time.monotonic() - LINGERS
+        until = monotonic() - LINGERS
         with self._lock:
             idle = [queue for queue, (_, used) in self._kept.items() if used < until]
             removed = [self._kept.pop(queue)[0] for queue in idle]

@@ -8,7 +8,7 @@ and are written again later.
 
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -334,6 +334,10 @@ class TableJournal(Journal):
                 f"{refused.get(key)}",
                 found,
             )
+
+    def refused(self, ids: Collection[str]) -> list[JobKey]:
+        """Return the jobs with one of these ids, in any queue, whose rows the database refuses."""
+        return [key for key in list(self._refused) if key[1] in ids]
 
     def _about_refused(self) -> str:
         refused = list(self._refused.items())

@@ -181,7 +181,9 @@ class JobScheduler:
                 self._folder.check(create=True)
                 self._awaited = self._folder.living()
                 self._metrics.load(self._alias)
-                found = recover(self._alias, self.engine, self.journal, self._awaited.__contains__)
+                # Otherwise, another process could take over, and load the same jobs.
+                with self.lease.kept():
+                    found = recover(self._alias, self.engine, self.journal, self._awaited.__contains__)
                 known = models.QueueState.objects.using(self._alias).values_list("name", flat=True)
                 self.journal.start(set(known))
                 self.journal.wait()
@@ -190,8 +192,8 @@ class JobScheduler:
                 raise
         if any(found):
             logger.info(
-                "The scheduler loaded %d pending jobs, %d running, %d interrupted, %d dead letters and %d "
-                "records of ended jobs.",
+                "The scheduler loaded its tables: jobs not started: %d, running: %d, interrupted: %d, dead "
+                "letters: %d, records of ended jobs: %d. Jobs in the outbox follow.",
                 *found,
             )
         if not self._awaited:

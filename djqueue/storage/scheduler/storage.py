@@ -29,6 +29,7 @@ from djqueue.core.job import (
 from djqueue.core.logs import Log
 from djqueue.core.messages import shown_name
 from djqueue.core.metrics import DEFAULT_TIERS, Tiers
+from djqueue.core.options import JobKey
 from djqueue.core.overview import Finding
 from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
 from djqueue.core.states import State
@@ -132,6 +133,11 @@ class SchedulerStorage(Storage):
             is_away=lambda: self.outage is not None,
             clock=clock,
         )
+
+    @classmethod
+    def options_in_tests(cls, options: Mapping[str, Any], prefix: str) -> dict[str, Any]:  # noqa: ARG003
+        # The default folder follows from the name of the database, which is a test database's.
+        return {name: option for name, option in options.items() if name != "folder"}
 
     @property
     def scheduler(self) -> JobScheduler | None:
@@ -352,6 +358,10 @@ class ProcessRoleOfScheduler(SchedulerRole):
     @property
     def clock(self) -> Clock:
         return self._storage.clock
+
+    def refused(self, ids: Iterable[str]) -> list[JobKey]:
+        scheduler = self._storage.scheduler
+        return [] if scheduler is None else scheduler.journal.refused(frozenset(ids))
 
     def lost(self) -> None:
         """Call `on_lost`."""

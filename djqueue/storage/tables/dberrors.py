@@ -5,14 +5,15 @@ import os
 import pkgutil
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
+from time import time_ns
 from traceback import walk_tb
 from types import TracebackType
 from typing import Any, NoReturn
 
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import (
     DataError,
     Error,
@@ -50,6 +51,7 @@ NO_TABLE = re.compile(
 LOCKED = re.compile(r"database (table )?is locked", re.IGNORECASE)
 DEADLOCK = re.compile(r"deadlock (detected|found)", re.IGNORECASE)
 TRY_AGAIN = "Two transactions waited for each other, and this one was undone: try again."
+NO_LOCKS = re.compile(r"out of shared memory|max_locks_per_transaction", re.IGNORECASE)
 FULL = re.compile(r"disk is full|no space left on device", re.IGNORECASE)
 TIMED_OUT = re.compile(
     r"due to (?P<timeout>(?:statement|lock|transaction|idle-in-transaction) timeout)", re.IGNORECASE
@@ -59,6 +61,10 @@ STANDBY = re.compile(r"in a read-only transaction", re.IGNORECASE)
 BROKEN = re.compile(r"disk I/O error", re.IGNORECASE)
 UNKNOWN = "Is it running?"
 """The remedy for other errors."""
+IN_COROUTINE = (
+    "djqueue was called in async code, where Django does not let databases be used: await the async method, "
+    "whose name begins with an a, such as aenqueue(...) for enqueue(...)"
+)
 MIGRATING = "django.db.migrations.executor"
 
 
@@ -105,6 +111,11 @@ def _remedy_of_url(text: str) -> str:
 def _remedy_of_server(text: str) -> str:
     if found := TIMED_OUT.search(text):
         return f"Raise the {found['timeout']} of this connection, or end what keeps it waiting."
+    if NO_LOCKS.search(text):
+        return (
+            "A transaction holds a lock for each unique and concurrency key of its jobs: enqueue fewer of "
+            "them in one transaction, or raise max_locks_per_transaction of the server."
+        )
     if _lacks_descriptors():
         return "This process has too many open files: raise its limit, or find what leaves them open."
     if FULL.search(text):
@@ -182,6 +193,8 @@ class NamedErrors:
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
         """Raise the user's error for a database error."""
+        if isinstance(error, SynchronousOnlyOperation):
+            raise SynchronousOnlyOperation(IN_COROUTINE) from None
         if isinstance(error, Error):
             raise_named(self._alias, error)
 
@@ -302,7 +315,7 @@ def locked_file(alias: str) -> Iterator[Finding]:
         with suppress(FileNotFoundError):
             written.append(os.stat(name).st_mtime)
     # The system's times of files, by the system's clock.
-    seconds = time.time_ns() / 1e9 - max(written, default=0)
+    seconds = time_ns() / 1e9 - max(written, default=0)
     if seconds < LOCKED_FOR:
         return
     holders = procfs.lock_holders(f"{path}-shm", WRITE_BYTE) or procfs.lock_holders(path)

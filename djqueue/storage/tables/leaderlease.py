@@ -7,28 +7,34 @@ has the version of the mirrored jobs, until whose change a page of them is cache
 import os
 import secrets
 from collections.abc import Hashable
+from contextlib import AbstractContextManager
 from datetime import datetime
+from threading import Event
 from typing import Any, NamedTuple
 
-from django.db import IntegrityError, transaction
+from django.db import Error, IntegrityError, connections, transaction
 from django.db.models import QuerySet
 
 from djqueue import models
 from djqueue.core import procfs
-from djqueue.core.clock import SYSTEM_CLOCK, Clock
+from djqueue.core.clock import Clock
 from djqueue.core.errors import StorageError
+from djqueue.core.logs import Log
+from djqueue.core.messages import in_one_line
+from djqueue.core.threads import beside
 from djqueue.core.units import EPOCH, to_milliseconds
 from djqueue.storage.tables.clock import set_right
 
+logger = Log("djqueue.storage")
 SCHEDULER, MIRROR = "scheduler", "mirror"
-OUTSIDERS = "mirror:outsiders"
-"""Name of the row whose holder changes when another program than the mirror changes mirrored rows."""
 TTL = 10_000
 """Milliseconds for which the lease holds unless renewed."""
 RELEASED, ABANDONED = 0, 1
 """Expiry times of a lease that was released, and of one whose process was killed."""
 RENEW_EVERY = 3_000
 """Milliseconds after which the lease is renewed outside of transactions."""
+STOP_TIMEOUT = 5.0
+"""Seconds that the end of `kept` waits for a renewal under way."""
 
 
 class LeaseHolder(NamedTuple):
@@ -48,30 +54,13 @@ class LeaseHolder(NamedTuple):
 
 
 def version(alias: str) -> Hashable:
-    """Return a value that changes with each change of the rows of jobs; None if none was ever written.
+    """Return a value that changes with each change of mirrored rows; None if none was ever written.
 
     Read it before the rows: a transaction that changes rows changes both at once.
     """
-    rows = models.LeaderLeaseRow.objects.using(alias).filter(name__in=(MIRROR, OUTSIDERS))
-    found = rows.order_by("name").values_list("name", "generation", "renewed_at", "holder")
-    # The mirror's holder says nothing of its rows, and outsiders have nothing but a holder.
-    parts = [
-        (name, generation, to_milliseconds(renewed_at)) if name == MIRROR else (name, holder)
-        for name, generation, renewed_at, holder in found
-    ]
-    return tuple(parts) or None
-
-
-def mark_changed_rows(alias: str) -> None:
-    """Record that another program than the mirror changes mirrored rows. Call this in its transaction."""
-    now = SYSTEM_CLOCK.now()
-    values = {"host": "", "pid": 0, "address": "", "renewed_at": now, "expires_at": now}
-    rows = models.LeaderLeaseRow.objects.using(alias)
-    rows.update_or_create(
-        name=OUTSIDERS,
-        defaults={"holder": secrets.token_hex(8)},
-        create_defaults={"holder": secrets.token_hex(8), **values},
-    )
+    rows = models.LeaderLeaseRow.objects.using(alias).filter(name=MIRROR)
+    found: Hashable = rows.values_list("generation", "renewed_at").first()
+    return found
 
 
 class LeaderLeaseLostError(StorageError):
@@ -151,6 +140,25 @@ class LeaderLease:
             self.number = 0
             raise LeaderLeaseLostError
         self._held = tick
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Context manager: renew the lease on a thread within the block, which may take longer."""
+        return beside(self._keep, "djqueue-lease", STOP_TIMEOUT)
+
+    def _keep(self, stop: Event) -> None:
+        try:
+            while not stop.wait(RENEW_EVERY / 1_000):
+                try:
+                    self.renew()
+                except LeaderLeaseLostError:
+                    return  # The next write of the holder raises it, too.
+                except Error as error:
+                    logger.warning(
+                        "The lease %r could not be renewed, retrying: %s", self._name, in_one_line(error)
+                    )
+                    connections[self._alias].close()
+        finally:
+            connections[self._alias].close()
 
     def release(self) -> None:
         """Release the lease if this process still holds it."""

@@ -1,13 +1,26 @@
 """Exports: reading all jobs, results, attempts and dead letters of a storage."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 
 from djqueue.core.job import JobRecord
 from djqueue.core.states import TERMINAL, State
 from djqueue.storage.base import Storage
-from djqueue.storage.export import Export, ExportFilter, Page, attempt_rows, result_rows
+from djqueue.storage.export import (
+    ATTEMPT_COLUMNS,
+    DEAD_COLUMNS,
+    JOB_COLUMNS,
+    PAGE_BYTES,
+    RESULT_COLUMNS,
+    Export,
+    ExportFilter,
+    Page,
+    attempt_rows,
+    result_rows,
+)
+from djqueue.storage.snapshots import JOB
 
 from ..factories import (
     QUEUE,
@@ -21,15 +34,28 @@ from ..factories import (
     batch,
     claim,
     completing,
+    failing,
     finish,
     job,
     retrying,
 )
 from .case import StorageCase
 
-ALL = frozenset({"payload", "result"})
+T = TypeVar("T")
+COLUMNS = {
+    "jobs": frozenset({*JOB_COLUMNS, "payload"}),
+    "results": frozenset(RESULT_COLUMNS),
+    "attempts": frozenset(ATTEMPT_COLUMNS),
+    "dead": frozenset(DEAD_COLUMNS),
+}
+"""All columns of each table."""
+IDS = frozenset({"id"})
 MANY = 12_000
 """Enough for several parts."""
+LARGE = 900_000
+"""Bytes of a payload or a result that nearly fill a page."""
+TOGETHER = 6
+"""Maximum number of jobs with such payloads in a page: one bucket of a hash is read as a whole."""
 
 
 class ExportContract(StorageCase):
@@ -58,7 +84,7 @@ class ExportContract(StorageCase):
 
     def test_export_parts_contain_each_of_many_jobs_once(self, storage: Storage) -> None:
         ids = [answer.id for answer in storage.enqueue([batch(MANY)])]
-        wanted = ExportFilter("jobs", frozenset())
+        wanted = ExportFilter("jobs", IDS)
         parts = export(storage).parts(wanted, 4)
 
         found = [job_id for part in parts for page in pages(storage, wanted, part) for job_id in page["id"]]
@@ -68,7 +94,7 @@ class ExportContract(StorageCase):
 
     def test_export_contains_jobs_that_change_meanwhile_once(self, storage: Storage) -> None:
         ids = [answer.id for answer in storage.enqueue([batch(1_200)])]
-        wanted = ExportFilter("jobs", frozenset())
+        wanted = ExportFilter("jobs", IDS)
         found: list[str] = []
         for part in export(storage).parts(wanted, 1):
             for page in export(storage).pages(wanted, part, 100):
@@ -76,6 +102,75 @@ class ExportContract(StorageCase):
                 finish(storage, *map(completing, claim(storage, 50)))
 
         assert sorted(found) == sorted(ids)
+
+    @pytest.mark.parametrize("table", COLUMNS)
+    def test_each_column_of_an_export_is_the_same_alone(self, storage: Storage, table: str) -> None:
+        a_completed_job(storage, tags=("a",), subject="shop.order:7")
+        a_failed_job(storage)
+        a_waiting_job(storage, priority=2)
+        [claimed] = claim(storage)
+        finish(storage, retrying(claimed))
+        complete = {(row["id"], row.get("number")): row for row in rows(storage, table)}
+        key = COLUMNS[table] & {"id", "number"}
+
+        for name in COLUMNS[table]:
+            alone = rows(storage, table, columns=key | {name})
+            assert len(alone) == len(complete)
+            assert [row[name] for row in alone] == [
+                complete[row["id"], row.get("number")][name] for row in alone
+            ], name
+
+    def test_export_pages_are_bounded_in_bytes(self, storage: Storage) -> None:
+        ids = [answer.id for answer in storage.enqueue([batch(payloads=[bytes(LARGE)] * 12)])]
+        wanted = ExportFilter("jobs", frozenset({"id", "payload"}))
+        [part] = export(storage).parts(wanted, 1)
+
+        found = pages(storage, wanted, part)
+
+        assert sorted(job_id for page in found for job_id in page["id"]) == sorted(ids)
+        assert {payload for page in found for payload in page["payload"]} == {bytes(LARGE)}
+        assert max(len(page["id"]) for page in found) <= TOGETHER
+        assert ids_of(storage, "jobs") == set(ids)
+
+    def test_export_pages_of_results_are_bounded_in_bytes(self, storage: Storage) -> None:
+        storage.enqueue([batch(12)])
+        claimed = claim(storage, 12)
+        finish(storage, *(completing(one, bytes(LARGE)) for one in claimed[:-1]), failing(claimed[-1]))
+        wanted = ExportFilter("results", frozenset({"id", "result"}))
+        [part] = export(storage).parts(wanted, 1)
+
+        found = pages(storage, wanted, part)
+
+        results = [result for page in found for result in page["result"]]
+        assert sorted(job_id for page in found for job_id in page["id"]) == sorted(one.id for one in claimed)
+        assert sorted(len(result or b"") for result in results) == [0, *[LARGE] * 11]
+        assert max(sum(len(result or b"") for result in page["result"]) for page in found) < 2 * PAGE_BYTES
+
+    def test_parts_of_a_snapshot_are_bounded_in_bytes(self, storage: Storage) -> None:
+        ids = [answer.id for answer in storage.enqueue([batch(payloads=[bytes(LARGE)] * 12)])]
+
+        with storage.snapshots.read() as parts:
+            found = [part.records for part in parts if part.kind == JOB]
+
+        assert sorted(record["id"] for records in found for record in records) == sorted(ids)
+        assert max(sum(len(record["payload"]) for record in records) for records in found) < 2 * PAGE_BYTES
+
+    def test_call_of_an_export_may_be_repeated(self, storage: Storage) -> None:
+        ids = [answer.id for answer in storage.enqueue([batch(700)])]
+        calls = 0
+
+        def twice(call: Callable[..., T], /, *args: Any) -> T:
+            nonlocal calls
+            calls += 1
+            call(*args)
+            return call(*args)
+
+        wanted = ExportFilter("jobs", COLUMNS["jobs"])
+        [part] = export(storage).parts(wanted, 1)
+        found = [job_id for page in export(storage).pages(wanted, part, 100, twice) for job_id in page["id"]]
+
+        assert sorted(found) == sorted(ids)
+        assert calls > 2
 
     def test_export_is_filtered_by_state_and_queue(self, storage: Storage) -> None:
         failed = a_failed_job(storage)
@@ -100,6 +195,39 @@ class ExportContract(StorageCase):
             assert ids_of(storage, table, until=between) == {early}, table
             assert ids_of(storage, table, since=between) == {late}, table
             assert ids_of(storage, table, since=at.created_at, until=between) == {early}, table
+
+    def test_export_is_filtered_by_id_and_name(self, storage: Storage) -> None:
+        failed = [a_failed_job(storage, name=name) for name in ("a", "b", "c")]
+        waiting = a_waiting_job(storage, name="a")
+        elsewhere = a_failed_job(storage, name="a", queue="other", id=failed[0])
+
+        for table in ("jobs", "results", "attempts", "dead"):
+            assert ids_of(storage, table, ids=(*failed[:2], "unknown")) == set(failed[:2]), table
+            assert ids_of(storage, table, ids=("unknown",)) == set(), table
+            assert ids_of(storage, table, names=("b", "c")) == set(failed[1:]), table
+            assert ids_of(storage, table, ids=(failed[0],), names=("b",)) == set(), table
+            found = rows(storage, table, names=("a",), ids=(failed[0], waiting))
+            assert [row["queue"] for row in found if row["id"] == elsewhere] in (
+                ["default", "other"],
+                ["other", "default"],
+            ), table
+        assert ids_of(storage, "jobs", ids=(waiting,), columns=IDS) == {waiting}
+        assert ids_of(storage, "jobs", ids=(waiting,), states=TERMINAL) == set()
+
+    def test_export_is_filtered_by_options(self, storage: Storage) -> None:
+        a = a_completed_job(storage, tags=("red", "blue"), unique_key="k1", subject="shop.order:1")
+        b = a_completed_job(storage, tags=("reddish",), unique_key="k2", subject="red")
+        a_completed_job(storage, name="red", unique_key="red")
+        waiting = a_waiting_job(storage, tags=("green",), subject="shop.order:1")
+
+        assert ids_of(storage, "jobs", subjects=("shop.order:1",)) == {a, waiting}
+        assert ids_of(storage, "results", subjects=("shop.order:1", "red")) == {a, b}
+        for table in ("jobs", "results"):
+            assert ids_of(storage, table, tags=("red",)) == {a}, table
+            assert ids_of(storage, table, tags=("reddish", "blue")) == {a, b}, table
+            assert ids_of(storage, table, tags=("red",), columns=IDS) == {a}, table
+            assert ids_of(storage, table, unique_keys=("k1", "k2", "k3")) == {a, b}, table
+            assert ids_of(storage, table, unique_keys=("k1",), tags=("reddish",)) == set(), table
 
     def test_exported_results_are_those_of_finished_jobs(self, storage: Storage) -> None:
         named = a_completed_job(storage, unique_key="k", subject="order:7", tags=("a", "b"))
@@ -164,9 +292,11 @@ def pages(storage: Storage, wanted: ExportFilter, part: Any) -> list[Page]:
     return list(export(storage).pages(wanted, part, 1_000))
 
 
-def rows(storage: Storage, table: str, **chosen: Any) -> list[dict[str, Any]]:
-    """Return all rows of a table, as a dict each."""
-    wanted = ExportFilter(table, ALL, **chosen)
+def rows(
+    storage: Storage, table: str, columns: frozenset[str] | None = None, **chosen: Any
+) -> list[dict[str, Any]]:
+    """Return all rows of a table, as a dict each, with all columns or some."""
+    wanted = ExportFilter(table, columns or COLUMNS.get(table, frozenset()), **chosen)
     return [
         dict(zip(page, values, strict=True))
         for part in export(storage).parts(wanted, 1)

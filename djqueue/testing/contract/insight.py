@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -184,6 +185,23 @@ class InsightContract(StorageCase):
         storage.jobs.remove(QUEUE, [first])
         lifo = storage.reads.page(QUEUE, State.WAITING, 1)[0]
         assert overview(storage).oldest_at == lifo.created_at
+
+    @pytest.mark.parametrize("place", [{}, {"priority": 3}, {"lifo": True}], ids=str)
+    def test_oldest_waiting_job_is_not_held(self, storage: Storage, place: dict[str, Any]) -> None:
+        enqueue_many(storage, 3, name="mail", **place)
+        storage.queues.hold(QUEUE, "mail", None, "")
+        assert overview(storage).oldest_at is None
+        self.advance(50)
+        free = a_waiting_job(storage, **place)
+        self.advance(50)
+        a_waiting_job(storage, **place)
+        since = job(storage, free).created_at
+
+        assert overview(storage).oldest_at == since
+        assert claim(storage, names=["other", "mail"]) == []
+        assert overview(storage).oldest_at == since
+        storage.queues.release(QUEUE, "mail")
+        assert (overview(storage).oldest_at or since) < since
 
     def test_released_job_waits_from_its_release(self, storage: Storage) -> None:
         claimed = an_active_job(storage)
@@ -390,6 +408,7 @@ class InsightContract(StorageCase):
 
         assert (found.verdict, found.until, found.reason) == ("held", until, "the provider is down")
         assert explain(storage, other).verdict == "no_worker"
+        assert explain(storage, a_delayed_job(storage, delay=2 * LATER)).verdict == "delayed"
 
     def test_explanation_of_delayed_job_has_its_run_time(self, storage: Storage) -> None:
         delayed = a_delayed_job(storage)

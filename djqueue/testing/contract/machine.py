@@ -660,6 +660,21 @@ class ModelContract(StorageCase):
         machine.compare()
         machine.teardown()
 
+    def test_obliterating_a_queue_removes_blocked_dependents_of_active_jobs(self, storage: Storage) -> None:
+        if not self.examples:
+            pytest.skip("its time cannot be moved")
+        machine = self.machine(storage)()
+        machine.enqueue_batch_with_ids(queue=MODEL_BOUNDED, options={}, ids=["a"])
+        machine.claim_any(queue=MODEL_BOUNDED)
+        machine.enqueue_dependent(
+            queue=MODEL_BOUNDED, job_id=None, options={}, picks=[0], policy="fail", delay=None
+        )
+
+        machine.obliterate(queue=MODEL_BOUNDED, force=True)
+
+        machine.compare()
+        machine.teardown()
+
     @pytest.mark.parametrize("part", [1, 2])
     def test_random_operations_behave_like_the_reference(self, storage: Storage, part: int) -> None:
         self.run_machine(storage, (self.examples + 1) // 2, part)

@@ -19,7 +19,7 @@ class PlansContract(StorageCase):
     """For storages in which writes of many queues can be staged."""
 
     def test_plan_is_committed_once(self, storage: Storage) -> None:
-        first = plan({QUEUE: {"a": "p"}, PAIRS: {"b": "pp"}}, limit=5, frame="f", run="r", content=2**62)
+        first = plan({QUEUE: {"a": "p"}, PAIRS: {"b": "pp"}}, limit=5, is_batch=True)
         second = plan({QUEUE: {"c": "p"}}, write="again")
 
         assert place(storage).commit(first) == PlanState("new", first)
@@ -30,7 +30,7 @@ class PlansContract(StorageCase):
         assert place(storage).state_of(second) == ""
 
     def test_published_plan_is_returned_with_its_counts(self, storage: Storage) -> None:
-        first, counts = plan({QUEUE: {"a": "p"}}, frame="f"), {QUEUE: Counts(3, 2, 1)}
+        first, counts = plan({QUEUE: {"a": "p"}}), {QUEUE: Counts(3, 2, 1)}
         place(storage).commit(first)
 
         place(storage).close(first, counts)

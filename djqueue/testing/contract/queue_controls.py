@@ -149,6 +149,20 @@ class QueueControlsContract(StorageCase):
         assert answer.wait is not None
         assert 0 < answer.wait <= WHILE
 
+    def test_claim_that_ends_the_rest_of_a_key_waits_for_the_end_of_the_hold_on_its_job(
+        self, storage: Storage
+    ) -> None:
+        storage.queues.set_key_limit(QUEUE, "g", rate=Rate(1, SOON), concurrency=3)
+        enqueue_many(storage, 2, concurrency_key="g")
+        assert len(claim(storage, 10)) == 1
+        storage.queues.hold(QUEUE, NAME, self.now(storage) + WHILE, "")
+        self.advance(SOON + 1)
+
+        answer = storage.claim(request())
+        assert answer.jobs == []
+        assert answer.wait is not None
+        assert 0 < answer.wait <= WHILE
+
     def test_hold_has_no_wait_without_jobs_or_end(self, storage: Storage) -> None:
         storage.queues.hold(QUEUE, "other", self.now(storage) + WHILE, "")
         storage.queues.hold(QUEUE, NAME, None, "")

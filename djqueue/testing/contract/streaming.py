@@ -448,7 +448,8 @@ class StreamingContract(StorageCase):
             assert list(Streaming(storage, PATIENCE, "raise").enqueue(batch())) == [1, 2]
 
         async def read_all() -> list[Any]:
-            return [item async for item in Streaming(storage, PATIENCE, "raise").aenqueue(batch())]
+            streaming = Streaming(storage, PATIENCE, "raise")
+            return [item async for item in streaming.aenqueue(MSGPACK, lambda: (batch(), False))]
 
         with worked_at_once(storage, work):
             assert async_to_sync(read_all)() == [1, 2]

@@ -34,6 +34,11 @@ TASKS = """
         return x + y
 
 
+    @shared_task(rate_limit="10/m")
+    def limited():
+        pass
+
+
     @shared_task
     def total(numbers):
         return sum(numbers)

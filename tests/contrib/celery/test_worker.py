@@ -73,6 +73,10 @@ def test_task_returns_its_result_and_no_signal_handler_fails(
     assert "Signal handler" not in worker.output
 
 
+def test_rate_limits_of_tasks_are_warned_about(worker: WorkerProcess) -> None:
+    worker.says("rate limits of tasks are not applied: shop.tasks.limited (10/m). Set RATE of their queues")
+
+
 def test_task_request_has_the_properties_of_its_message(
     project: CeleryProject, worker: WorkerProcess
 ) -> None:

@@ -78,7 +78,7 @@ def test_held_jobs_want_no_worker():
     names = {"mail": 9, "job": 60}
     [mail, job] = (factories.worker(name, names=(name,)) for name in names)
     lately = [bucket(runs=10, duration=2_000)]
-    some = row(waiting=69, age=3_000_000, names=names, holds=held)
+    some = row(waiting=69, age=0, names=names, holds=held)
     assert slots(some, lately=lately, workers=[job]) == 4
     [demand] = wanted(some, workers=[mail, job]).queues
     assert (demand.waiting, demand.oldest_waiting) == (60, 0)

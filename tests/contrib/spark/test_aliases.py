@@ -74,8 +74,9 @@ def test_sqlite_url_contains_the_absolute_path_of_its_file(tmp_path, slashes):
         ("://u:hunter2@db.example/shop", "url: must start with one of redis://"),
         ("sqlite:///srv/nowhere/hunter.db", "the file /srv/nowhere/hunter.db does not exist"),
         ("sqlite://db.sqlite3", "an absolute path"),
+        (f"sqlite://{__file__}?timeout=never", "url: timeout: 'never' is not a number"),
         ("sqlite:///:memory:", "an absolute path"),
-        (f"sqlite://{__file__}?mode=ro", "only the parameter timeout, in whole seconds; got 'mode'"),
+        (f"sqlite://{__file__}?mode=ro", "only the parameter timeout; got 'mode'"),
     ],
 )
 def test_error_for_an_invalid_url_does_not_contain_its_password(url, message):

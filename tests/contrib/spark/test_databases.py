@@ -39,7 +39,7 @@ def test_dataframe_is_enqueued_once_although_a_task_fails(spark, storage, url, t
 def test_python_process_writes_to_several_databases(spark, sqlite_url, postgresql_url):
     for url, first in ((sqlite_url, 0), (postgresql_url, 10), (sqlite_url, 20)):
         rows = spark.range(first, first + 10, 1, 2).toDF("n")
-        enqueue(rows, "emails", "shop.send", {"url": url, "deliveryMode": "direct"})
+        enqueue(rows, "emails", "shop.send", {"url": url})
 
     for url, expected in ((sqlite_url, [*range(10), *range(20, 30)]), (postgresql_url, [*range(10, 20)])):
         with closing(storage_at(url)) as storage:

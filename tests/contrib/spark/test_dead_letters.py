@@ -47,12 +47,10 @@ def values(storage):
     return [decode(record.payload, MSGPACK)["kwargs"] for record in records]
 
 
-@pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_invalid_rows_become_dead_letters_with_their_values(storage, write, delivery):
-    made = write(deliveryMode=delivery)
+def test_invalid_rows_become_dead_letters_with_their_values(storage, write):
+    made = write()
     told = run(made)
-    if delivery == "staged":
-        assert storage.queues.names() == []
+    assert storage.queues.names() == []
 
     report = made.commit([told])
 
@@ -84,22 +82,20 @@ def test_failed_write_leaves_no_dead_letters(storage, write):
     assert storage.reads.dead_letters(QUEUE) == []
 
 
-@pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_repeated_write_adds_no_second_dead_letter(storage, write, delivery):
-    named = {"txnAppId": "nightly", "txnVersion": "7", "deliveryMode": delivery}
+def test_repeated_write_adds_no_second_dead_letter(storage, write):
+    named = {"txnAppId": "nightly", "txnVersion": "7"}
     reports = []
     for _ in range(2):
         made = write(**named)
         reports.append(made.commit([run(made)]))
 
     assert len(storage.reads.dead_letters(QUEUE)) == 2
-    assert reports[1].skipped is (delivery == "staged")
+    assert reports[1].skipped
     assert [report.dead_letters for report in reports] == [2, 2]
 
 
-@pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_repeated_task_adds_its_dead_letters_once(storage, write, delivery):
-    made = write(deliveryMode=delivery)
+def test_repeated_task_adds_its_dead_letters_once(storage, write):
+    made = write()
     run(made, part="0.0")
 
     report = made.commit([run(made, part="0.1")])
@@ -136,21 +132,12 @@ def test_dead_letters_of_a_write_expire_like_others(storage, write):
     assert letter.expires_at - letter.entered_at == DeadLetterPolicy().ttl
 
 
-@pytest.mark.parametrize(
-    ("delivery", "target"),
-    [("staged", {"queue": QUEUE}), ("direct", {"queue": QUEUE}), ("staged", {"queueColumn": "q"})],
-)
-def test_queue_with_required_keys_rejects_rows_without_a_key(url, delivery, target):
+@pytest.mark.parametrize("target", [{"queue": QUEUE}, {"queueColumn": "q"}])
+def test_queue_with_required_keys_rejects_rows_without_a_key(url, target):
     with closing(open_storage(url, policies={QUEUE: QueuePolicy(key_mode=KEYED)})) as owner:
         owner.enqueue([batch(1, queue=QUEUE, concurrency_key="g", name="other")])
         columns = {"q": [QUEUE, QUEUE], "owner": ["ann", None]}
-        given = {
-            "url": url,
-            "job": "send",
-            "concurrencyKeyColumn": "owner",
-            "onError": "dead",
-            "deliveryMode": delivery,
-        }
+        given = {"url": url, "job": "send", "concurrencyKeyColumn": "owner", "onError": "dead"}
         made = Write(WriteOptions.read({**given, **target}), list(columns))
 
         report = made.commit([run(made, columns)])

@@ -17,12 +17,11 @@ def there(storage, queue, job_id):
     a_waiting_job(storage, queue=queue, id=job_id)
 
 
-@pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_job_waits_for_the_dependencies_of_its_row(storage, url, delivery):
+def test_job_waits_for_the_dependencies_of_its_row(storage, url):
     there(storage, QUEUE, "first")
     columns = {"key": ["a", "b", "c", "d", "e"], "after": AFTER}
     given = {"url": url, "queue": QUEUE, "job": "j", "idColumn": "key", "dependsOnColumn": "after"}
-    made = Write(WriteOptions.read({**given, "onError": "skip", "deliveryMode": delivery}), list(columns))
+    made = Write(WriteOptions.read({**given, "onError": "skip"}), list(columns))
 
     report = made.commit([made.run_task("0.0", pyarrow.table(columns).to_batches())])
 

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.thorough
 PARTS, EACH = 2, 60
 
 
-def load(proxy, **more):
-    given = {"url": proxy.url, "queue": QUEUE, "job": "shop.send", "batchSize": "20", **more}
+def load(proxy):
+    given = {"url": proxy.url, "queue": QUEUE, "job": "shop.send", "batchSize": "20"}
     made = Write(WriteOptions.read(given), ["n"])
     told = []
     for part in range(PARTS):
@@ -34,22 +34,21 @@ def storage(redis_server):
         yield storage
 
 
-@pytest.mark.parametrize("delivery", ["staged", "direct"])
 @pytest.mark.parametrize("direction", [ANSWERS, REQUESTS])
 @pytest.mark.parametrize("cuts", [6, pytest.param(24, marks=pytest.mark.thorough)])
-def test_write_succeeds_wherever_a_connection_ends(storage, redis_server, direction, delivery, cuts):
+def test_write_succeeds_wherever_a_connection_ends(storage, redis_server, direction, cuts):
     """Cut the connection at many positions of a write, each time in a new write."""
     for _ in range(2):  # Load the scripts into the server.
         redis_server.clean()
         with LossyProxy(redis_server.port) as proxy:
-            load(proxy, deliveryMode=delivery)
+            load(proxy)
         whole = proxy.passed[direction]
     made = 0
 
     for place in range(0, whole, whole // cuts):
         redis_server.clean()
         with LossyProxy(redis_server.port, **{direction: [place]}) as proxy:
-            report = load(proxy, deliveryMode=delivery)
+            report = load(proxy)
             made += proxy.made
 
         are_once(storage, range(PARTS * EACH))

@@ -27,20 +27,31 @@ def test_every_read_option_is_parsed_regardless_of_case():
         TABLE="Jobs",
         queues="a, b",
         state="Failed,completed",
+        id="1,2",
+        name='["shop.send", "a, b"]',
+        tag="red",
+        uniqueKey="k",
+        subject="shop.order:7",
         since="2026-01-31",
         until="2026-01-31T12:00:00+01:00",
         columns="id,payload,concurrency_key",
         includepayload="TRUE",
         numPartitions=4,
         batchSize=500,
+        timeout=30,
+        socketTimeout=2.5,
+        maxRetries=7,
     )
 
     wanted = options.wanted()
     assert wanted.queues == ("a", "b")
     assert wanted.states == {State.FAILED, State.COMPLETED}
+    assert (wanted.ids, wanted.names, wanted.tags) == (("1", "2"), ("shop.send", "a, b"), ("red",))
+    assert (wanted.unique_keys, wanted.subjects) == (("k",), ("shop.order:7",))
     assert (wanted.until - wanted.since) == 11 * 3_600_000
     assert [column.name for column in options.schema()] == ["id", "payload", "concurrency_key"]
     assert (options.partitions, options.batch_size) == (4, 500)
+    assert (options.timeout, options.socket_timeout, options.max_retries) == (30, 2.5, 7)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +105,11 @@ def test_stream_has_additional_options():
             {"table": "results", "state": "active"},
             "state: results exist only for completed, failed and cancelled",
         ),
+        ({"id": " , "}, "id: must have 1 to 1,000 values; got 0"),
+        ({"table": "attempts", "tag": "a"}, "tag: rows of attempts cannot be filtered by tag"),
+        ({"table": "dead", "uniqueKey": "a"}, "uniqueKey: rows of dead cannot be filtered by uniqueKey"),
+        ({"table": "cron", "name": "a"}, "name: rows of cron cannot be filtered by name"),
+        ({"table": "events", "subject": "a"}, "subject: not an option for reading events"),
         ({"since": "yesterday"}, "since: 'yesterday' is neither a date"),
         ({"since": "2026-02-01", "until": "2026-02-01"}, "until: must be later than since"),
         ({"table": "cron", "since": "2026-02-01"}, "rows of cron cannot be filtered by time"),
@@ -120,6 +136,9 @@ def test_stream_has_additional_options():
         ({"numPartitions": "0"}, "numPartitions: must be from 1 to .*; got 0"),
         ({"batchSize": "many"}, "batchSize: 'many' is not a whole number"),
         ({"batchSize": "9999"}, "batchSize: must be from 1 to 3,000; got 9999"),
+        ({"timeout": "0"}, "timeout: must be a number of at least 0.001; got 0"),
+        ({"socketTimeout": "soon"}, "socketTimeout: 'soon' is not a number"),
+        ({"maxRetries": "-1"}, "maxRetries: must be a number of at least 0; got -1"),
         ({"maxRowsPerTrigger": "5"}, "maxRowsPerTrigger: not an option for reading jobs"),
         ({"table": "events", "numPartitions": "5"}, "numPartitions: not an option for reading events"),
         ({"table": "events", "startingOffsets": "now"}, "startingOffsets: must be earliest"),

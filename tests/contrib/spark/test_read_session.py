@@ -10,6 +10,7 @@ from djqueue.testing.factories import a_completed_job, a_failed_job, batch, clai
 from tests.contrib.spark.conftest import open_storage
 
 pytest.importorskip("pyspark", reason="Spark is not installed here: see make test-spark")
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
 
@@ -34,12 +35,65 @@ def test_jobs_are_read_as_a_dataframe(load, storage):
     jobs = load(numPartitions="4")
 
     assert jobs.columns == JOBS.names()
-    assert jobs.rdd.getNumPartitions() == 3
+    assert jobs.rdd.getNumPartitions() == 4
     assert sorted(row.id for row in jobs.select("id").collect()) == sorted(ids)
     assert [tuple(row) for row in jobs.groupBy("queue", "state").count().orderBy("queue").collect()] == [
         ("default", "waiting", 12_000),
         ("other", "waiting", 3),
     ]
+
+
+def numbers_source():
+    """Return a data source with the numbers 0 to 2, whose reader takes filters."""
+    from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo
+
+    class NumbersReader(DataSourceReader):
+        wanted = None
+
+        def pushFilters(self, filters):
+            self.wanted = next((one.value for one in filters if isinstance(one, EqualTo)), None)
+            return filters  # Spark applies all of them again.
+
+        def read(self, partition):
+            yield from ((number,) for number in range(3) if self.wanted in (None, number))
+
+    class Numbers(DataSource):
+        @classmethod
+        def name(cls):
+            return "numbers"
+
+        def schema(self):
+            return "number int"
+
+        def reader(self, schema):
+            return NumbersReader()
+
+    return Numbers
+
+
+def test_spark_cannot_push_filters_to_a_python_data_source(spark):
+    """If this fails, `BatchReader` may have `pushFilters`."""
+    spark.dataSource.register(numbers_source())
+    with pytest.raises(Exception, match="DATA_SOURCE_PUSHDOWN_DISABLED"):
+        spark.read.format("numbers").load().count()
+
+    spark.conf.set(PUSHDOWN, "true")
+    try:
+        numbers = spark.read.format("numbers").load()
+        assert numbers.filter("number = 1").count() == 1
+        assert numbers.count() != 3
+    finally:
+        spark.conf.unset(PUSHDOWN)
+
+
+def test_options_select_rows_and_columns(load, storage):
+    ids = [answer.id for answer in storage.enqueue([batch(50, tags=("red",), subject="shop.order:1")])]
+    storage.enqueue([batch(50, name="other", unique_key="k")])
+
+    assert sorted(row.id for row in load(tag="red", columns="id").collect()) == sorted(ids)
+    assert load(name="other", columns="id").count() == 1
+    assert load(id=",".join(ids[:3])).filter("state = 'waiting'").count() == 3
+    assert load(subject="shop.order:1", timeout="30", socketTimeout="20", maxRetries="1").count() == 50
 
 
 def test_filter_applies_only_to_its_own_read(load, storage):

@@ -7,12 +7,16 @@ import pyarrow
 import pytest
 
 from djqueue.codecs import MSGPACK, encode
+from djqueue.contrib.spark import throttling
 from djqueue.contrib.spark.arrow import batch_of
 from djqueue.contrib.spark.options import ReadOptions, WriteOptions
 from djqueue.contrib.spark.reading import Read
 from djqueue.contrib.spark.tables import JOBS, TABLES
 from djqueue.contrib.spark.writing import Write
 from djqueue.core.errors import OptionError, StorageUnavailableError
+from djqueue.storage.database import export as database_export
+from djqueue.storage.redis import RedisStorage
+from djqueue.storage.redis.export import RedisExport
 from djqueue.testing.factories import (
     a_completed_job,
     a_failed_job,
@@ -99,6 +103,45 @@ def test_rows_are_divided_among_the_requested_number_of_partitions(url, storage)
     assert len(tasks) == 3
     assert sum(counted) == 12_200
     assert max(counted) < 7_000
+
+
+def test_lost_replies_leave_out_and_double_no_row(storage, read, monkeypatch):
+    monkeypatch.setattr(throttling, "FIRST_RETRY_WAIT", 0.0)
+    ids = [answer.id for answer in storage.enqueue([batch(700)])]
+    is_redis = isinstance(storage, RedisStorage)
+    place, name = (RedisExport, "_read") if is_redis else (database_export, "_rows")
+    plain, calls = getattr(place, name), []
+
+    def loses(*args):
+        reply = plain(*args)
+        calls.append(args)
+        if len(calls) % 2:
+            raise StorageUnavailableError("the connection is lost")
+        return reply
+
+    monkeypatch.setattr(place, name, loses)
+
+    assert sorted(row["id"] for row in read(batchSize="100", includePayload="true")) == sorted(ids)
+    assert len(calls) >= 10
+
+
+def test_read_fails_after_max_retries(storage, read, monkeypatch):
+    monkeypatch.setattr(throttling, "FIRST_RETRY_WAIT", 0.0)
+    storage.enqueue([batch(10)])
+    is_redis = isinstance(storage, RedisStorage)
+    place, name = (RedisExport, "_read") if is_redis else (database_export, "_rows")
+    calls = []
+
+    def away(*args):
+        calls.append(args)
+        raise StorageUnavailableError("the server loads its data")
+
+    monkeypatch.setattr(place, name, away)
+
+    with pytest.raises(StorageUnavailableError, match="loads its data"):
+        read(maxRetries="2")
+
+    assert len(calls) == 3
 
 
 def test_read_of_an_empty_storage_has_one_empty_partition(read, url):

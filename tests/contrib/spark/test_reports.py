@@ -9,7 +9,7 @@ from djqueue.contrib.spark import reporting
 from djqueue.contrib.spark.options import WriteOptions
 from djqueue.contrib.spark.reporting import TASKS_FAILED
 from djqueue.contrib.spark.writing import Write
-from djqueue.core.errors import OptionError, StorageError, StorageUnavailableError
+from djqueue.core.errors import StorageError, StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.bulkwrites import DONE, FAILED, PUBLISHING, UNFINISHED, QueueShare
 from djqueue.storage.staging import CHUNKS_PER_STEP, ChunkMissingError
@@ -46,12 +46,11 @@ def test_write_saves_a_report(storage, write):
     assert found.started_at <= found.finished_at <= found.updated_at
 
 
-@pytest.mark.parametrize("mode", ["staged", "direct"])
-def test_report_counts_inserted_duplicate_and_rejected_rows(storage, url, mode):
+def test_report_counts_inserted_duplicate_and_rejected_rows(storage, url):
     storage.enqueue([batch(2, queue="b", ids=["a", "b"])])
     storage.reads.counts("b")  # Flush it, as a scheduler would.
     given = {"url": url, "queueColumn": "q", "job": "j", "idColumn": "key", "onError": "skip"}
-    made = Write(WriteOptions.read({**given, "deliveryMode": mode}), ["q", "key"])
+    made = Write(WriteOptions.read(given), ["q", "key"])
     table = pyarrow.table({"q": list("bbbba"), "key": ["a", "c", None, "c", "d"]})
 
     made.commit([made.run_task("0.0", table.to_batches())])
@@ -62,9 +61,8 @@ def test_report_counts_inserted_duplicate_and_rejected_rows(storage, url, mode):
     assert found.rows == found.inserted + found.duplicates + sum(found.rejected.values())
 
 
-@pytest.mark.parametrize("mode", ["staged", "direct"])
-def test_jobs_have_the_tag_of_their_write_in_addition_to_their_own(storage, url, mode):
-    given = {"url": url, "queue": QUEUE, "job": "j", "tagsColumn": "t", "deliveryMode": mode}
+def test_jobs_have_the_tag_of_their_write_in_addition_to_their_own(storage, url):
+    given = {"url": url, "queue": QUEUE, "job": "j", "tagsColumn": "t"}
     made = Write(WriteOptions.read(given), ["t", "n"])
     table = pyarrow.table({"t": [["x", "y"], ["z"]], "n": [1, 2]})
     made.commit([made.run_task("0.0", table.to_batches())])
@@ -74,16 +72,6 @@ def test_jobs_have_the_tag_of_their_write_in_addition_to_their_own(storage, url,
     tags = sorted(job.options.tags for job in storage.reads.page(QUEUE, State.WAITING, 10))
     assert tags == [("x", "y", found.tag), ("z", found.tag)]
     assert found.tag == f"import:{made.id}"
-
-
-def test_repeated_named_direct_write_reports_duplicates(storage, write):
-    named = {**NAMED, "deliveryMode": "direct"}
-    for duplicates in (0, ROWS):
-        made = write(**named)
-        made.commit([made.run_task("0.0", rows())])
-        assert storage.capabilities.bulk_writes.get(made.report).duplicates == duplicates
-
-    assert numbers(storage) == [*range(ROWS)]
 
 
 def test_report_exists_before_the_jobs_and_shows_progress(storage, write, monkeypatch):
@@ -227,20 +215,6 @@ def test_published_version_is_reported_as_skipped(storage, write):
 
     found = storage.capabilities.bulk_writes.get(made.id)
     assert (found.state, found.skipped, found.queues) == (DONE, True, (QUEUE,))
-
-
-def test_write_with_the_name_of_another_write_is_reported_as_failed(storage, write):
-    first, second = write(**NAMED), write(**NAMED)
-    first.commit([first.run_task("0.0", rows(), "app-1", "run-1")])
-
-    with pytest.raises(OptionError, match="already names a write of other rows"):
-        second.commit([second.run_task("0.0", rows(ROWS), "app-1", "run-1")])
-    second.abort([])
-
-    found = storage.capabilities.bulk_writes.get(second.id)
-    assert (found.state, found.inserted) == (FAILED, 0)
-    assert "already names a write of other rows" in found.error
-    assert storage.capabilities.bulk_writes.get(first.id).state == DONE
 
 
 def test_write_with_failed_tasks_is_reported_as_failed(storage, write):

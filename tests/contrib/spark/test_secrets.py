@@ -72,7 +72,7 @@ def test_passwords_in_urls_are_detected(url, expected):
 
 
 def test_command_line_accepts_a_url_reference():
-    arguments = ["enqueue", "--url", "env:DJQUEUE_NONE", "--sql", "select 1", "--queue", "q", "--job", "j"]
+    arguments = ["archive", "/a", "--url", "env:DJQUEUE_NONE"]
 
     assert commands.parser().parse_args(arguments).url == "env:DJQUEUE_NONE"
 

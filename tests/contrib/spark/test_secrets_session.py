@@ -3,7 +3,6 @@
 import pytest
 
 from djqueue.contrib.spark import enqueue
-from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing.factories import batch
 
@@ -51,21 +50,3 @@ def test_table_without_a_url_is_read_with_the_url_of_the_query(spark, storage, r
         spark.sql("DROP TABLE file_jobs")
 
     assert row.n == 3
-
-
-def test_second_frame_with_the_same_name_in_a_batch_is_rejected(spark, storage, redis_url, tmp_path):
-    source = tmp_path / "source"
-    spark.range(10).write.parquet(str(source))
-    rows = spark.readStream.schema("id long").parquet(str(source))
-
-    def load(frame, number):
-        named = {"url": redis_url, "txnAppId": "loader", "txnVersion": number}
-        enqueue(frame.where("id % 2 = 0"), "emails", "j", named)
-        enqueue(frame.where("id % 2 = 1"), "emails", "j", named)
-
-    writer = rows.writeStream.foreachBatch(load).trigger(availableNow=True)
-    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-    with pytest.raises(Exception, match="'loader' with txnVersion 0 already names a write of other rows"):
-        query.awaitTermination(120)
-
-    assert storage.reads.counts("emails")[State.WAITING] == 5

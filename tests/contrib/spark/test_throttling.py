@@ -64,15 +64,14 @@ ROWS = 50
 
 
 @pytest.mark.parametrize(
-    "step", ["stage_all", "commit", "begin_all", "publish_all", "end_all", "close", "forget_all", "enqueue"]
+    "step", ["stage_all", "commit", "begin_all", "publish_all", "end_all", "close", "forget_all"]
 )
 def test_lost_response_enqueues_no_row_twice(url, storage, monkeypatch, step):
     monkeypatch.setattr(throttling, "FIRST_RETRY_WAIT", 0.0)
     given = {"url": url, "queue": "emails", "job": "j", "batchSize": "10", "idColumn": "key"}
-    delivery = "direct" if step == "enqueue" else "staged"
-    made = Write(WriteOptions.read({**given, "deliveryMode": delivery}), ["key"])
+    made = Write(WriteOptions.read(given), ["key"])
     with closing(made.storage()) as one:
-        place = type(one) if step == "enqueue" else type(one.capabilities.staging)
+        place = type(one.capabilities.staging)
     plain, lost = getattr(place, step), []
 
     def loses(self, *args, **kwargs):
@@ -88,8 +87,7 @@ def test_lost_response_enqueues_no_row_twice(url, storage, monkeypatch, step):
     report = made.commit([made.run_task("0.0", rows.to_batches(max_chunksize=10))])
 
     assert len(lost) == 1
-    assert report.inserted + report.duplicates == ROWS
-    assert report.duplicates == (10 if step == "enqueue" else 0)
+    assert (report.inserted, report.duplicates) == (ROWS, 0)
     assert storage.reads.counts("emails")[State.WAITING] == ROWS
 
 

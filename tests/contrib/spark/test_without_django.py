@@ -40,12 +40,12 @@ def write(columns, **more):
 stream = JobEventStream(ReadOptions.read({{"url": url, "table": "events"}}))
 start = stream.start()
 staged = write({{"n": [1, 2]}}, job="shop.send")
-direct = write({{"key": ["a"]}}, job="shop.send", idColumn="key", deliveryMode="direct")
+keyed = write({{"key": ["a"]}}, job="shop.send", idColumn="key")
 cancelled = write({{"id": ["a"]}}, operation="cancel")
 read = Read(ReadOptions.read({{"url": url}}))
 ids = [row for part in read.partitions() for batch in read.run_task(part) for row in batch.to_pylist()]
 events = [batch.num_rows for part in stream.ranges(start, stream.latest()) for batch in stream.run_task(part)]
-print(json.dumps([staged, direct, cancelled, len(ids), sum(events)]))
+print(json.dumps([staged, keyed, cancelled, len(ids), sum(events)]))
 """
 MODULES = [
     f"djqueue.contrib.spark.{path.stem}"

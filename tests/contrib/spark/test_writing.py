@@ -313,31 +313,12 @@ def test_incomplete_write_is_abandoned_after_a_week_and_never_published_twice(st
     assert leftovers(storage) == []
 
 
-def test_second_frame_with_the_same_name_is_rejected(storage, write, url):
+def test_second_frame_with_a_published_name_is_skipped(storage, write):
     named = {"txnAppId": "nightly", "txnVersion": "7"}
-    first = write(**named)
-    first.commit([first.run_task("0.0", rows(), "app-1", "run-1" * 200)])
+    first, second = write(**named), write(**named, job="shop.other")
+    first.commit([first.run_task("0.0", rows())])
 
-    second = write(**named)
-    with pytest.raises(OptionError, match=r"'nightly' with txnVersion 7 already names a write of other rows"):
-        second.commit([second.run_task("0.0", rows(ROWS), "app-1", "run-1" * 200)])
-    second.abort([])
-    other = write(**named, job="shop.other")
-    with pytest.raises(OptionError, match="already names"):
-        other.commit([other.run_task("0.0", rows(), "app-2")])
-
-    assert numbers(storage) == [*range(ROWS)]
-
-
-@pytest.mark.parametrize(("first", "run"), [(0, "run-1"), (ROWS, "run-2")])
-def test_rows_recomputed_in_another_run_are_accepted(storage, write, first, run):
-    named = {"txnAppId": "nightly", "txnVersion": "7"}
-    made = write(**named)
-    made.commit([made.run_task("0.0", rows(), "app-1", "run-1")])
-
-    again = write(**named)
-    assert again.commit([again.run_task("0.0", rows(first), "app-1", run)]).skipped
-
+    assert second.commit([second.run_task("0.0", rows(ROWS))]).skipped
     assert numbers(storage) == [*range(ROWS)]
 
 
@@ -432,26 +413,6 @@ def test_dry_run_writes_nothing(storage, write):
     assert leftovers(storage) == []
 
 
-def test_repeated_direct_write_enqueues_nothing_new(storage, write):
-    named = {"deliveryMode": "direct", "txnAppId": "nightly", "txnVersion": "7"}
-    first = write(**named)
-    told = [first.run_task("0.0", rows()), first.run_task("1.0", rows(ROWS))]
-    # The same rows in another order and other parts, as after a shuffle.
-    mixed = [*reversed(rows(ROWS)), *reversed(rows())]
-    second = write(**named).run_task("0.1", mixed)
-
-    assert first.commit(told).inserted == 2 * ROWS
-    assert second.counts == Counts(duplicates=2 * ROWS)
-    assert numbers(storage) == [*range(2 * ROWS)]
-
-
-def test_equal_rows_of_a_direct_write_become_separate_jobs(storage, write):
-    told = write(deliveryMode="direct").run_task("0.0", pyarrow.table({"n": [1, 1, 1]}).to_batches())
-
-    assert told.counts == Counts(queued=3)
-    assert numbers(storage) == [1, 1, 1]
-
-
 def test_queue_with_required_keys_is_checked_before_tasks_start(url, write):
     policies = {QUEUE: QueuePolicy(key_mode=KEYED)}
     with closing(open_storage(url, policies=policies)) as owner:
@@ -463,21 +424,15 @@ def test_queue_with_required_keys_is_checked_before_tasks_start(url, write):
         write()
 
 
-@pytest.mark.parametrize("delivery", ["staged", "direct"])
-def test_queue_with_required_keys_accepts_jobs_with_keys(url, delivery):
+def test_queue_with_required_keys_accepts_jobs_with_keys(url):
+    given = {"url": url, "queue": QUEUE, "job": "j", "concurrencyKeyColumn": "n"}
     with closing(open_storage(url, policies={QUEUE: QueuePolicy(key_mode=KEYED)})) as owner:
         owner.enqueue([batch(1, queue=QUEUE, concurrency_key="g")])
 
-        assert write_groups(url, deliveryMode=delivery) == 2
+        made = Write(WriteOptions.read(given), ["n"])
+        report = made.commit([made.run_task("0.0", pyarrow.table({"n": ["a", "b"]}).to_batches())])
 
-
-def write_groups(url, **more):
-    """Write a job of each of two groups, and return the number of new jobs."""
-    made = Write(
-        WriteOptions.read({"url": url, "queue": QUEUE, "job": "j", "concurrencyKeyColumn": "n", **more}),
-        ["n"],
-    )
-    return made.commit([made.run_task("0.0", pyarrow.table({"n": ["a", "b"]}).to_batches())]).inserted
+    assert report.inserted == 2
 
 
 def test_error_for_an_unreachable_server_does_not_contain_the_password():

@@ -24,6 +24,7 @@ from djqueue.contrib.tasks.compat import (
 from tests.support import PATIENCE, eventually
 
 from . import sample
+from .conftest import BACKEND
 
 pytestmark = pytest.mark.usefixtures("tables")
 
@@ -246,6 +247,37 @@ def test_worker_sends_the_signals_of_django_tasks(backend: Any, run: Any) -> Non
     # An attempt that another one follows does not finish the task.
     assert [event[0] for event in events[3:]] == ["enqueued", "started", "started", "started", "finished"]
     assert events[-1][2:] == (retried.id, "SUCCESSFUL")
+
+
+def test_task_enqueued_is_sent_before_the_task_runs_in_the_immediate_mode(
+    settings: Any, djqueue_immediate: Any
+) -> None:
+    settings.TASKS = {"default": {"BACKEND": BACKEND, "QUEUES": []}}
+    events: list[str] = []
+
+    def receive(signal: Any, task_result: Any, **_: Any) -> None:
+        events.append(str(task_result.status))
+
+    for signal in (task_enqueued, task_started, task_finished):
+        signal.connect(receive)
+    try:
+        result = sample.add.enqueue(1)
+    finally:
+        for signal in (task_enqueued, task_started, task_finished):
+            signal.disconnect(receive)
+
+    result.refresh()
+    assert events == ["READY", "RUNNING", "SUCCESSFUL"]
+    assert result.return_value == 1
+
+
+def test_wrong_arguments_are_refused_when_a_task_is_enqueued(backend: Any) -> None:
+    for wrong in ({"args": [], "kwargs": {}}, {"args": [1], "kwargs": {"three": 3}}):
+        with pytest.raises(TypeError, match=r"add\(one: int, two: int = 0\)"):
+            sample.add.enqueue(*wrong["args"], **wrong["kwargs"])
+    with pytest.raises(TypeError, match="got an unexpected keyword argument 'context'"):
+        sample.describe.enqueue(context=1)
+    assert backend.get_result(sample.describe.enqueue("a").id).args == ["a"]
 
 
 @pytest.mark.parametrize("task", [sample.fail, sample.fail_async])

@@ -1,6 +1,7 @@
 """The options that tasks have besides those of Django, and the checks of the backend."""
 
 import pickle
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from djqueue.client import get_storage, registry
 from djqueue.client.declarations import declared
 from djqueue.contrib.tasks import DjqueueTask, task
 from djqueue.contrib.tasks.compat import InvalidTask, task_backends
-from djqueue.contrib.tasks.definitions import PER_ENQUEUE
+from djqueue.contrib.tasks.definitions import PER_ENQUEUE, PER_TASK
 from djqueue.core.options import PARSERS
 from djqueue.core.states import State
 from djqueue.testing.assertions import assert_enqueued, assert_not_enqueued
@@ -47,6 +48,12 @@ def test_tasks_have_each_option_of_jobs_or_none_by_decision() -> None:
     assert {*PER_ENQUEUE} | OF_DJANGO | NOT_OF_TASKS == PARSERS.keys()
 
 
+def test_type_checkers_know_exactly_the_options_of_a_task() -> None:
+    of_django = {"func", "priority", "backend", "queue_name", "run_after", "takes_context"}
+
+    assert {*PER_ENQUEUE, *PER_TASK} == {item.name for item in fields(DjqueueTask)} - of_django
+
+
 def test_options_reach_the_job(backend: Any) -> None:
     made = task(max_attempts=5, timeout=30, tags=["a"])(retried)
 
@@ -66,7 +73,7 @@ def test_repr_of_a_task_hides_the_values_of_its_headers(backend: Any) -> None:
     assert "hush" not in repr(made)
     assert "hush" not in repr(made.enqueue())
     assert "max_attempts=5, headers=['authorization'])" in repr(made)
-    assert "NOT_GIVEN" not in repr(made)
+    assert "UNSET" not in repr(made)
 
 
 def test_assertions_accept_tasks(storage: Any, backend: Any) -> None:

@@ -18,6 +18,7 @@ from djqueue.core.errors import (
     ConfigurationError,
     OptionError,
     QueueFullError,
+    StorageReplacedError,
     StorageUnavailableError,
     WaitInTransactionError,
 )
@@ -36,6 +37,7 @@ from djqueue.testing.factories import (
     enqueue_many,
     request,
     state,
+    worker,
 )
 from djqueue.testing.waiting import Recorder, Wakes
 from tests.statements import recorded
@@ -495,6 +497,26 @@ def test_database_whose_folder_is_read_only_has_no_lock_file(tmp_path, caplog):
     lock.release()
 
     assert caplog.text.count("Could not open the lock file") == 1
+
+
+@on_sqlite
+def test_heartbeat_fails_after_the_file_of_the_database_was_removed_or_replaced(make, tmp_path):
+    storage = make()
+    path = connection.settings_dict["NAME"]
+    storage.workers.register(worker())
+
+    os.rename(path, tmp_path / "aside")
+    try:
+        with pytest.raises(StorageReplacedError, match="removed or replaced while this process had it open"):
+            storage.workers.register(worker())
+        (tmp_path / "other").touch()
+        os.rename(tmp_path / "other", path)
+        with pytest.raises(StorageReplacedError):
+            storage.workers.register(worker())
+    finally:
+        os.rename(tmp_path / "aside", path)
+
+    assert storage.workers.register(worker()) == ()
 
 
 # Durability.

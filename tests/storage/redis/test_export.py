@@ -4,14 +4,16 @@ from contextlib import closing
 
 import pytest
 
-from djqueue.storage.export import ExportFilter, ExportPart
+from djqueue.storage.export import PAGE_BYTES, ExportFilter, ExportPart
 from djqueue.storage.redis import RedisStorage
 from djqueue.testing import contract
-from djqueue.testing.factories import batch
+from djqueue.testing.contract.exporting import LARGE, TOGETHER, rows
+from djqueue.testing.contract.snapshots import read_all
+from djqueue.testing.factories import batch, claim, completing, finish
 
 from .cases import OnCluster, OnSingle
 
-JOBS = ExportFilter("jobs", frozenset())
+JOBS = ExportFilter("jobs", frozenset({"id"}))
 
 
 class TestSingle(OnSingle, contract.ExportContract):
@@ -77,3 +79,60 @@ def test_export_contains_remaining_jobs_once_while_the_queue_grows_and_shrinks(s
 
     assert len(set(found)) == len(found)
     assert set(stays) <= set(found)
+
+
+@pytest.fixture
+def replies(storage, monkeypatch):
+    """Return a list that gets the bytes of each reply from now on."""
+    sizes, ask = [], storage._roundtrips._exchange.ask
+
+    def measured(words):
+        reply = ask(words)
+        sizes.append(size_of(reply))
+        return reply
+
+    monkeypatch.setattr(storage._roundtrips._exchange, "ask", measured)
+    return sizes
+
+
+def size_of(reply):
+    if isinstance(reply, list):
+        return sum(map(size_of, reply))
+    return len(reply) if isinstance(reply, bytes) else 0
+
+
+def test_no_reply_is_much_larger_than_a_page(storage, replies):
+    storage.enqueue([batch(payloads=[bytes(LARGE)] * 24)])
+    finish(storage, *(completing(claimed, bytes(LARGE)) for claimed in claim(storage, 12)))
+    replies.clear()
+
+    jobs, results = rows(storage, "jobs"), rows(storage, "results")
+    parts = read_all(storage)
+    given = [row["id"] for row in jobs]
+    copied = storage.capabilities.changes.records("default", given, b"")
+
+    assert [(record.id, len(record.payload)) for record in copied] == [(job_id, LARGE) for job_id in given]
+    assert [len(row["payload"]) for row in jobs] == [LARGE] * 24
+    assert [len(row["result"]) for row in results] == [LARGE] * 12
+    assert sum(len(part.records) for part in parts if part.kind == "job") == 24
+    assert max(replies) < TOGETHER * PAGE_BYTES
+
+
+def test_call_looks_at_few_jobs_with_large_payloads_even_if_it_returns_none_of_them(storage):
+    given = [answer.id for answer in storage.enqueue([batch(payloads=[bytes(LARGE)] * 12)])]
+    wanted = ExportFilter("jobs", frozenset({"id", "name"}))
+    [part] = storage.capabilities.export.parts(wanted, 1)
+
+    found = [page["id"] for page in storage.capabilities.export.pages(wanted, part, 1_000)]
+
+    assert sorted(job_id for page in found for job_id in page) == sorted(given)
+    assert max(map(len, found)) <= TOGETHER
+
+
+def test_one_large_payload_among_small_ones_ends_a_page(storage):
+    given = [answer.id for answer in storage.enqueue([batch(3_000)])]
+    given += [answer.id for answer in storage.enqueue([batch(payloads=[bytes(LARGE)] * 3)])]
+
+    found = ids(storage, ExportPart("default", 0, 1, 0), 1_000)
+
+    assert sorted(found) == sorted(given)

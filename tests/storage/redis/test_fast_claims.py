@@ -332,6 +332,31 @@ def test_end_wakes_listeners_only_for_a_heavy_job_and_not_for_held_ones(redis_op
             assert (wakes.count > 0) is is_woken
 
 
+def test_end_does_not_wake_listeners_for_a_heavy_job_that_is_held(redis_options):
+    with closing(RedisStorage(policies=POLICIES, **redis_options)) as storage:
+        storage.connect()
+        wakes, fence = Wakes(), Wakes()
+        queue = {"queue": "concurrency"}
+        factories.enqueue_many(storage, 2, **queue)
+        heavy = factories.enqueue(storage, name="mail", weight=4, **queue)
+        first, second = factories.claim(storage, 2)
+        both = {"names": [factories.NAME, "mail"], "queues": ["concurrency"]}
+        assert factories.claim(storage, **both) == []
+        storage.queues.hold("concurrency", "mail", None, "")
+        assert factories.claim(storage, **both) == []
+        storage.listen(["concurrency"], wakes)
+        storage.listen(["fence"], fence)
+        factories.finish(storage, factories.completing(first))
+        factories.enqueue(storage, queue="fence")
+        assert fence.arrived()
+        assert wakes.count == 0
+
+        storage.queues.release("concurrency", "mail")
+        assert wakes.arrived()
+        factories.finish(storage, factories.completing(second))
+        assert factories.claim_ids(storage, **both) == [heavy]
+
+
 def add(storage, **options):
     storage.enqueue([Batch(QUEUE, "b", JobOptions(**options), [b""], ["new"])])
 

@@ -1,24 +1,28 @@
 """The write buffer: what is written again after an error, and who waits for it."""
 
 import threading
-from contextlib import contextmanager
+from contextlib import suppress
+from datetime import timedelta
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, transaction
 from django.db.models import QuerySet
 
 from djqueue import models
 from djqueue.core.errors import JobNotStoredError, StorageUnavailableError
 from djqueue.core.policies import KEYED, QueuePolicy
 from djqueue.core.states import State
-from djqueue.core.units import to_milliseconds
+from djqueue.core.units import to_datetime, to_milliseconds
 from djqueue.operations.relay import relay_of
+from djqueue.operations.sweeps import firing_of
+from djqueue.storage.scheduler import scheduler
 from djqueue.storage.scheduler.changes import TableChange
 from djqueue.storage.scheduler.journal import TableJournal
 from djqueue.storage.tables.leaderlease import SCHEDULER
 from djqueue.testing.clock import FakeClock
 from djqueue.testing.contract import POLICIES
 from djqueue.testing.factories import (
+    NAME,
     QUEUE,
     batch,
     claim,
@@ -32,6 +36,7 @@ from djqueue.testing.factories import (
     state,
 )
 from tests.support import PATIENCE, eventually
+from tests.tables import refusing
 
 from .recovered import check_recovery
 
@@ -93,30 +98,6 @@ def test_changes_that_could_not_be_written_are_written_again(storage, monkeypatc
             storage.queues.resume(queue)
             storage.queues.obliterate(queue, force=True)
     assert failing_at > 10
-
-
-@contextmanager
-def refusing(condition):
-    """Let a rule of the project refuse rows of jobs."""
-    with connection.cursor() as cursor:
-        if connection.vendor == "sqlite":
-            for event in ("INSERT", "UPDATE"):
-                cursor.execute(
-                    f"CREATE TRIGGER refuse_{event} BEFORE {event} ON djqueue_job WHEN {condition} "
-                    "BEGIN SELECT RAISE(ABORT, 'the project refused it'); END"
-                )
-        else:
-            rule = condition.replace("NEW.", "")
-            cursor.execute(f"ALTER TABLE djqueue_job ADD CONSTRAINT refused CHECK (NOT ({rule})) NOT VALID")
-    try:
-        yield
-    finally:
-        with connection.cursor() as cursor:
-            if connection.vendor == "sqlite":
-                cursor.execute("DROP TRIGGER refuse_INSERT")
-                cursor.execute("DROP TRIGGER refuse_UPDATE")
-            else:
-                cursor.execute("ALTER TABLE djqueue_job DROP CONSTRAINT refused")
 
 
 def stored():
@@ -223,6 +204,42 @@ def test_job_of_the_outbox_that_is_a_dead_letter_is_one_once(storage, monkeypatc
     assert caplog.text.count("is a dead letter") == 1
 
 
+def test_job_of_the_outbox_that_is_moved_while_the_database_refuses_it_is_in_one_queue(storage):
+    relay = relay_of(storage)
+    with transaction.atomic():
+        storage.enqueue([batch(ids=["bad"])])
+    with refusing("NEW.job_id = 'bad'"):
+        relay.relay_once()
+        with pytest.raises(JobNotStoredError):
+            storage.jobs.move(QUEUE, ["bad"], "elsewhere")
+        relay.relay_once()
+        assert models.OutboxJob.objects.exists()
+        assert state(storage, "bad") is None
+
+    storage.scheduler.journal._again_at = 0
+    wait_for(storage.scheduler.journal)
+    relay.relay_once()
+    assert not models.OutboxJob.objects.exists()
+    assert list(models.Job.objects.values_list("queue", "job_id")) == [("elsewhere", "bad")]
+
+
+def test_dead_letter_of_the_outbox_that_is_moved_while_the_database_refuses_it_is_in_one_queue(
+    storage, monkeypatch
+):
+    relay = relay_of(storage)
+    with transaction.atomic():
+        storage.enqueue([batch(ids=["bad"])])
+    policies = storage.scheduler.engine.context.policies
+    monkeypatch.setitem(policies, QUEUE, QueuePolicy(key_mode=KEYED))
+    with refusing("NEW.job_id = 'bad'"):
+        relay.relay_once()
+        with suppress(JobNotStoredError):
+            storage.jobs.move(QUEUE, ["bad"], "elsewhere")
+        relay.relay_once()
+        assert models.OutboxJob.objects.exists()
+        assert state(storage, "bad") is None
+
+
 def test_outbox_keeps_one_row_for_each_job_that_the_database_refuses(storage):
     relay = relay_of(storage)
     with refusing("NEW.job_id = 'owner'"):
@@ -234,6 +251,39 @@ def test_outbox_keeps_one_row_for_each_job_that_the_database_refuses(storage):
         for _ in range(3):
             relay.relay_once()
         assert list(models.OutboxJob.objects.values_list("job_id", flat=True)) == ["owner"]
+
+
+def test_run_of_a_schedule_whose_job_the_database_refuses_is_skipped_with_the_reason(storage):
+    now = storage.clock.now()
+    models.CronJob.objects.bulk_create(
+        [models.CronJob(name="mine", job_name=NAME, every=timedelta(minutes=1), next_run_at=to_datetime(now))]
+    )
+    firing = firing_of(storage)
+    with refusing("NEW.job_id LIKE 'cron:%'"):
+        for _ in range(2):
+            assert firing.fire() == 0
+    row = models.CronJob.objects.get()
+    assert (row.executions, row.last_run_at, row.skipped_at) == (0, None, to_datetime(now))
+    assert row.skip_reason.startswith("refused by the database: job 'cron:mine:")
+    assert row.next_run_at > to_datetime(now)
+    assert claim(storage, 5) == []
+
+    storage.clock.advance(60_000)
+    assert firing.fire() == 1
+
+
+def test_lease_is_renewed_while_the_tables_are_loaded(make_storage, monkeypatch):
+    clock, load = FakeClock(), scheduler.recover
+    lease = models.LeaderLeaseRow.objects.filter(name=SCHEDULER)
+
+    def load_slowly(*args):
+        clock.advance(60_000)
+        eventually(lambda: to_milliseconds(lease.get().expires_at) > clock.now())
+        return load(*args)
+
+    monkeypatch.setattr("djqueue.storage.tables.leaderlease.RENEW_EVERY", 10)
+    monkeypatch.setattr(scheduler, "recover", load_slowly)
+    make_storage(here=True, clock=clock)
 
 
 def test_jobs_that_the_database_refused_are_written_at_the_end(make_storage):

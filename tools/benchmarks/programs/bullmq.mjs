@@ -1,6 +1,6 @@
-// BullMQ on Redis: `fill COUNT` or `work CONCURRENCY`.
+// BullMQ on Redis: `fill COUNT`, `pickup COUNT` or `work CONCURRENCY`.
 import { Queue, Worker } from 'bullmq'
-import { action, connection, mark, payloads, slots } from './mark.mjs'
+import { action, connection, mark, markTime, payloads, pickup, slots } from './mark.mjs'
 
 if (action === 'fill') {
   const queue = new Queue('bench', { connection })
@@ -9,9 +9,14 @@ if (action === 'fill') {
     await queue.addBulk(entries.slice(start, start + 1000))
   }
   await queue.close()
+} else if (action === 'pickup') {
+  const queue = new Queue('bench', { connection })
+  await pickup(data => queue.add('timed', data))
+  await queue.close()
 } else {
-  const handler = async () => {
-    mark()
+  const handler = async job => {
+    if (job.name === 'timed') markTime(job.data.at)
+    else mark()
     return { ok: true }
   }
   const worker = new Worker('bench', handler, { connection, concurrency: slots })

@@ -1,25 +1,21 @@
-"""The pipeline commands, and `main` for `python -m`. Their arguments are defined in `parser`."""
+"""The commands `archive` and `rollups` of `python -m djqueue.contrib.spark` and `manage.py djqueue_spark`."""
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
-from djqueue.contrib.spark import write
 from djqueue.contrib.spark.aliases import alias_of, is_added
 from djqueue.contrib.spark.locations import DATABASES, resolved, storage_at
-from djqueue.contrib.spark.options import key_of
-from djqueue.contrib.spark.reporting import WriteReport
 from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError
+from djqueue.core.states import TERMINAL
 from djqueue.core.units import to_datetime
 from djqueue.storage.base import Storage
 
-from .backfill import KINDS, Source, backfill
-from .parser import HELP, PipelineHelpFormatter, add_commands
 from .session import readable_errors, session
 
 if TYPE_CHECKING:
@@ -28,17 +24,30 @@ if TYPE_CHECKING:
 PrintLine = Callable[[str], None]
 DONE, FAILED, WRONG = 0, 1, 2
 """Exit codes: success, a failed command, invalid arguments."""
-NO_REPORT = "Done. The report could not be saved or read, so the numbers are unknown."
 PURGED = {"removed": "removed", "changed": "changed since and kept", "gone": "already gone"}
-RETRIED = {
-    "retried": "retried",
-    "not_found": "not found",
-    "not_failed": "no longer failed",
-    "unique_key_taken": "kept because their unique key is taken",
-    "rejected": "kept because they need a valid payload",
-    "blocked_again": "blocked until their dependencies complete",
-    "dependency_gone": "kept because a dependency was cancelled or removed",
-}
+ENDED = sorted(state.value for state in TERMINAL)
+MASTER = "local[*]"
+
+HELP = """Archive ended jobs, and compute hourly metrics, on Spark.
+
+Each command prints a summary of its results. Exit codes: 0 success, 1 failure, 2 invalid arguments.
+"""
+
+ROLLUPS = """Compute hourly metrics, and write them to the table behind the dashboard's charts.
+
+For each hour, queue and job name: jobs enqueued, completed, failed and cancelled; attempts retried and
+stalled; the 50th, 95th and 99th percentiles of wait time and run time; failures by reason. Running an
+hour again replaces its rows.
+
+The default is the last full hour: run the command once an hour. Only jobs that the storage still has are
+counted: set retention to two hours or more, or read an archive.
+"""
+
+ARCHIVE = """Write ended jobs and their attempts to Parquet files, by queue and day (UTC).
+
+Running a day again replaces its files. Archived jobs that the storage no longer has are kept. With
+--purge, the storage deletes the jobs after they have been read back from the files and counted.
+"""
 
 
 @dataclass(frozen=True)
@@ -87,46 +96,8 @@ def run(args: Namespace, context: PipelineContext, print_line: PrintLine) -> Non
         OptionError: The arguments are invalid.
         DjqueueError: The command failed.
     """
-    check(args)
     with session(f"djqueue {args.action}", args.master, dict(args.conf)) as spark, readable_errors():
         COMMANDS[args.action](spark, args, context, print_line)
-
-
-def check(args: Namespace) -> None:
-    """Raise OptionError for arguments that contradict each other."""
-    if args.action == "replay":
-        if args.archive is None and args.name is not None:
-            raise OptionError("--name requires --archive: dead letters are retried only once in any case")
-        if args.archive is None and args.option:
-            raise OptionError("--option requires --archive: dead letters are retried with their own options")
-        if args.archive is not None and args.name is None:
-            raise OptionError(
-                "--archive requires --name, so that a second replay of the same name enqueues nothing twice"
-            )
-    if args.action == "backfill":
-        source_of(args).check_days()
-
-
-def source_of(args: Namespace) -> Source:
-    """Return the source of the rows to load."""
-    [(kind, where)] = [(kind, getattr(args, kind)) for kind in KINDS if getattr(args, kind) is not None]
-    return Source(
-        kind=kind,
-        where=where,
-        schema=args.schema,
-        columns=args.columns,
-        renamed=dict(args.rename),
-        day_column=getattr(args, "date_column", None),
-    )
-
-
-def parser() -> ArgumentParser:
-    """Return the parser of `python -m djqueue.contrib.spark`."""
-    parser = ArgumentParser(
-        prog="python -m djqueue.contrib.spark", description=HELP, formatter_class=PipelineHelpFormatter
-    )
-    add_commands(parser, is_project=False)
-    return parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -148,29 +119,6 @@ def main(argv: Sequence[str]) -> int:
 def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-
-
-def _enqueue(spark: "SparkSession", args: Namespace, context: PipelineContext, print_line: PrintLine) -> None:
-    report = write(source_of(args).read(spark), _options(args, context))
-    print_line(summary_of(report, dry_run=args.dry_run))
-
-
-def _backfill(
-    spark: "SparkSession", args: Namespace, context: PipelineContext, print_line: PrintLine
-) -> None:
-    options = _options(args, context)
-    if args.max_queue_depth is not None:
-        options["maxQueueDepth"] = str(args.max_queue_depth)
-    loaded = skipped = jobs = 0
-    for day, report in backfill(spark, source_of(args), args.name, args.since, args.until, options):
-        print_line(f"{day}: {summary_of(report, dry_run=args.dry_run)}")
-        if report is not None and report.skipped:
-            skipped += 1
-            continue
-        loaded += 1
-        jobs += report.inserted if report is not None else 0
-    if not args.dry_run:
-        print_line(f"{loaded:,} days loaded with {jobs:,} new jobs; {skipped:,} days skipped.")
 
 
 def _rollups(spark: "SparkSession", args: Namespace, context: PipelineContext, print_line: PrintLine) -> None:
@@ -223,47 +171,15 @@ def _archive(spark: "SparkSession", args: Namespace, context: PipelineContext, p
         if args.purge:
             with context.storage() as storage:
                 purged = purge(storage, written(spark, args.path, jobs))
-            print_line(_counts_text(purged, PURGED))
+            counts = [f"{purged[word]:,} {text}" for word, text in PURGED.items() if purged[word]]
+            print_line((", ".join(counts) or "0 removed") + ".")
     finally:
         jobs.unpersist()
 
 
-def _restore(spark: "SparkSession", args: Namespace, context: PipelineContext, print_line: PrintLine) -> None:
-    from .replay import selected
-    from .restore import restore
-
-    jobs = selected(spark, args.path, args.where, args.since, args.until)
-    with context.tables() as alias:
-        done = restore(spark, args.path, jobs, alias, args.keep)
-    print_line(f"{done.inserted:,} jobs restored for {args.keep:,} days; {done.skipped:,} already existed.")
-
-
-def _replay(spark: "SparkSession", args: Namespace, context: PipelineContext, print_line: PrintLine) -> None:
-    from .replay import replay_archived, replay_dead, selected
-
-    if args.archive is not None:
-        jobs = selected(spark, args.archive, args.where, args.since, args.until)
-        report = replay_archived(jobs, args.name, _options(args, context))
-        print_line(summary_of(report, dry_run=args.dry_run))
-        return
-    days = {name: day.isoformat() for name in ("since", "until") if (day := getattr(args, name)) is not None}
-    letters = table(spark, context, "dead", **days).where(args.where)
-    report = replay_dead(letters, _options(args, context))
-    if report is None:
-        print_line(NO_REPORT)
-    elif args.dry_run:
-        print_line(f"Dry run: {_counts_text(report.answers, {**RETRIED, 'retried': 'would be retried'})}")
-    else:
-        print_line(_counts_text(report.answers, RETRIED))
-
-
 COMMANDS: "Mapping[str, Callable[[SparkSession, Namespace, PipelineContext, PrintLine], None]]" = {
-    "enqueue": _enqueue,
     "rollups": _rollups,
     "archive": _archive,
-    "restore": _restore,
-    "replay": _replay,
-    "backfill": _backfill,
 }
 
 
@@ -272,38 +188,126 @@ def table(spark: "SparkSession", context: PipelineContext, name: str, **options:
     return spark.read.format("djqueue").options(table=name, **context.options, **options).load()
 
 
-def _options(args: Namespace, context: PipelineContext) -> dict[str, str]:
-    """Return the options of a write."""
-    targets = {name: value for name in ("queue", "job") if (value := getattr(args, name, None)) is not None}
-    for name, _ in args.option:
-        if key_of(name) in targets:
-            raise OptionError(
-                f"--{key_of(name)} and --option {name}=... set the same option: remove one of them"
-            )
-    return {**context.options, **targets, **dict(args.option), **({"dryRun": "true"} if args.dry_run else {})}
-
-
-def summary_of(report: WriteReport | None, *, dry_run: bool = False) -> str:
-    """Describe the result of a write in one line."""
-    if report is None:
-        return NO_REPORT
-    rejected = sum(report.rejected.values())
-    why = ", ".join(f"{count:,} {reason}" for reason, count in sorted(report.rejected.items()))
-    invalid = f"; {rejected:,} invalid rows ({why})" if rejected else ""
-    invalid += f", {report.dead_letters:,} of which became dead letters" if report.dead_letters else ""
-    if dry_run:
-        return f"Dry run: {report.rows - rejected:,} jobs would be enqueued{invalid}."
-    if report.skipped:
-        return f"Already published: nothing was enqueued{invalid}."
-    return f"{report.inserted:,} new jobs, {report.duplicates:,} duplicates{invalid}."
-
-
-def _counts_text(done: Mapping[str, int], words: Mapping[str, str]) -> str:
-    first = next(iter(words))
-    counts = [f"{done.get(word, 0):,} {words[word]}" for word in words if done.get(word) or word == first]
-    return ", ".join(counts) + "."
-
-
 def start_of_hour(at: datetime) -> datetime:
     """Return the start of the hour that contains a time, in UTC."""
     return at.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+
+
+# The command line.
+
+
+class PipelineHelpFormatter(RawDescriptionHelpFormatter):
+    """Help formatter that keeps the paragraphs of descriptions."""
+
+
+def parser() -> ArgumentParser:
+    """Return the parser of `python -m djqueue.contrib.spark`."""
+    parser = ArgumentParser(
+        prog="python -m djqueue.contrib.spark", description=HELP, formatter_class=PipelineHelpFormatter
+    )
+    add_commands(parser, is_project=False)
+    return parser
+
+
+def add_commands(parser: ArgumentParser, *, is_project: bool) -> None:
+    """Add the pipeline commands as subcommands.
+
+    Args:
+        parser: The parser.
+        is_project: Whether the settings of a project define the storage.
+    """
+    commands = parser.add_subparsers(dest="action", metavar="COMMAND", required=True)
+
+    def add(name: str, brief: str, description: str) -> Callable[..., Any]:
+        parser: ArgumentParser = commands.add_parser(
+            name, help=brief, description=description, formatter_class=PipelineHelpFormatter
+        )
+        _add_place(parser, is_project=is_project)
+        parser.add_argument("--queue", metavar="NAME", help="Only this queue. Default: all queues.")
+        return parser.add_argument
+
+    rollups = add("rollups", "compute hourly metrics for the dashboard", ROLLUPS)
+    since = "The first hour (UTC), such as 2026-01-31T05. Default: the last full hour."
+    rollups("--since", type=hour, metavar="HOUR", help=since)
+    until = "The hour after the last one. Default: the current hour."
+    rollups("--until", type=hour, metavar="HOUR", help=until)
+    rollups("--archive", metavar="PATH", help="Read an archive instead of the storage.")
+    if not is_project:
+        rollups(
+            "--database",
+            metavar="URL",
+            help="The project's database, if it is not the storage: postgresql://..., sqlite:///..., "
+            "env:NAME or file:/path.",
+        )
+
+    archive = add("archive", "write ended jobs to Parquet", ARCHIVE)
+    archive("path", metavar="PATH", help="The archive's directory, which may be a URL such as s3a://...")
+    archive("--since", type=day, metavar="DATE", help="The first day, such as 2026-01-31.")
+    archive("--until", type=day, metavar="DATE", help="The day after the last one. Default: today.")
+    archive(
+        "--states",
+        type=states,
+        metavar="STATE,STATE",
+        default=tuple(ENDED),
+        help=f"Any of {', '.join(ENDED)}. Default: all. Failed jobs are the dead letters.",
+    )
+    more = "Add the column payload_json, which has the payload as readable JSON."
+    archive("--json", action="store_true", help=more)
+    archive("--dry-run", action="store_true", help="Print the number of jobs without archiving them.")
+    purge = "Delete the archived jobs from the storage afterwards."
+    archive("--purge", action="store_true", help=purge)
+
+
+def _add_place(parser: ArgumentParser, *, is_project: bool) -> None:
+    add = parser.add_argument_group("storage and Spark").add_argument
+    instead = " Default: the storage of the settings." if is_project else ""
+    add(
+        "--url",
+        metavar="URL",
+        required=not is_project,
+        help="The storage's URL, reachable from the executors. With a password, use env:NAME or file:/path, "
+        f"because other users see the command line.{instead}",
+    )
+    add("--key-prefix", metavar="TEXT", help="The PREFIX of a Redis storage.")
+    add("--master", metavar="URL", default=MASTER, help=f"The Spark master. Default: {MASTER}, this machine.")
+    conf = "A Spark property, such as spark.jars.packages=...; can be repeated."
+    add("--conf", type=pair, action="append", default=[], metavar="NAME=VALUE", help=conf)
+
+
+def day(text: str) -> date:
+    """Parse a date."""
+    parsed: date = _read(text, date.fromisoformat, "expected a day like 2026-01-31")
+    return parsed
+
+
+def hour(text: str) -> datetime:
+    """Parse a whole hour, in UTC unless it has an offset."""
+    at: datetime = _read(text, datetime.fromisoformat, "expected an hour like 2026-01-31T05")
+    at = at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    if at != start_of_hour(at):
+        raise ArgumentTypeError(f"{text!r} is not a whole hour; expected a format like 2026-01-31T05")
+    return at
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Parse NAME=VALUE."""
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise ArgumentTypeError(f"{text!r} does not have the form NAME=VALUE")
+    return name, value
+
+
+def states(text: str) -> tuple[str, ...]:
+    """Parse comma-separated states of ended jobs."""
+    chosen = tuple(part.strip() for part in text.split(",") if part.strip())
+    for name in chosen:
+        if name not in ENDED:
+            raise ArgumentTypeError(f"{name!r} is not one of {', '.join(ENDED)}")
+    return chosen
+
+
+def _read(text: str, read: Callable[[str], Any], how: str) -> Any:
+    try:
+        return read(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is invalid: {how}") from None

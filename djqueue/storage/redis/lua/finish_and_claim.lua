@@ -19,8 +19,8 @@ local policy = {tonumber(ARGV[ARGS + 8]), tonumber(ARGV[ARGS + 9]), ARGV[ARGS + 
 local max_dead = tonumber(ARGV[ARGS + 11])
 keep.attempts = tonumber(ARGV[ARGS + 12])
 -- permits, whole: of the shared limiter; short: the weight of the next job, if the permits do not suffice for it;
--- held: whether the next waiting job was too heavy for the free slots; holds: these, encoded, or false; ends: when each
--- hold on the worker's names ends;
+-- held: whether the next waiting job was too heavy for the free slots; holds: these, encoded, or false; held_names: the
+-- names that are held now; ends: when each hold on the worker's names ends;
 -- room_before: free slots before the outcomes;
 -- alone: a job with a stalled attempt is claimed alone: 'taken' if this claim has one, 'later' if one is next.
 local claiming = {permits = tonumber(ARGV[ARGS + 14]), whole = tonumber(ARGV[ARGS + 15]), short = 0}
@@ -30,7 +30,7 @@ claiming.alone, claiming.others, claiming.skips = false, ARGV[ARGS + 16] == '1',
 local capacity, per, concurrency
 do
   local overrides = call('HMGET', META, 'limited', 'capacity', 'per', 'concurrency', 'held', 'holds')
-  claiming.held, claiming.holds, claiming.ends = overrides[5] == '1', overrides[6], {}
+  claiming.held, claiming.holds, claiming.held_names, claiming.ends = overrides[5] == '1', overrides[6], {}, {}
   capacity, per, concurrency = limits_of(overrides, ARGV[ARGS + 4], ARGV[ARGS + 5], ARGV[ARGS + 6])
 end
 
@@ -54,24 +54,34 @@ local function clear_held()
   if claiming.holds then call('HSET', META, 'held', 2) else call('HDEL', META, 'held') end
 end
 
+-- Return the number of jobs in `unhandled` that are not held.
+local function count_unhandled()
+  local count = call('ZCARD', UNHANDLED)
+  for _, name in ipairs(claiming.held_names) do
+    for _, start in ipairs({name, NUL .. name}) do
+      count = count - call('ZLEXCOUNT', UNHANDLED, '[' .. start .. NUL, '(' .. start .. AFTER)
+    end
+  end
+  return count
+end
+
 local claimed, ids, base = {}, {}, ''
 local wait = -1
 
 local handled = {}
 local names = decode(ARGV[ARGS + 13])
 for _, one in ipairs(names) do handled[one] = true end
-if claiming.holds and slots > 0 then
+if claiming.holds then
   -- Jobs that are held wait like those without a handler: see control.lua.
-  local standing = false
   for _, hold in ipairs(decode(claiming.holds)) do
     local name, ends = hold[1], hold[3]
     if ends == 0 or ends > now then
-      standing = true
+      claiming.held_names[#claiming.held_names + 1] = name
       if ends > 0 and handled[name] then claiming.ends[name] = ends end
       handled[name] = nil
     end
   end
-  if standing then
+  if #claiming.held_names > 0 then
     local left = {}
     for _, one in ipairs(names) do
       if handled[one] then left[#left + 1] = one end
@@ -243,7 +253,7 @@ local function claim()
     end
     if too_heavy and claiming.alone ~= 'later' then
       if not claiming.held and claiming.short == 0 then call('HSET', META, 'held', 1) end
-    elseif claiming.held and token > 0 and call('ZCARD', UNHANDLED) == 0 then
+    elseif claiming.held and token > 0 and count_unhandled() == 0 then
       clear_held()
     end
     variadic('HSET', ST, st_changes)
@@ -275,7 +285,7 @@ end
 if slots > 0 then claim() end
 -- Workers that found too few free slots learn of those that are free now.
 if next(seen) and concurrency and (claiming.room_before <= 0 or claiming.held) and free() > 0 then
-  local left = call('LLEN', W) + call('ZCARD', Z) + call('ZCARD', UNHANDLED)
+  local left = call('LLEN', W) + call('ZCARD', Z) + count_unhandled()
   woken = woken or left > 0
   if left == 0 then clear_held() end
 end

@@ -9,9 +9,9 @@
 --
 -- KEYS: the plan, except for 'silent'.
 -- ARGV: 1 the time; the operation; for 'silent' milliseconds of silence and the maximum number of plans; for the others
---   the plan's name; except for 'adopt' its version and write; for 'commit' also its queues, lifetime, limit, frame, run and content; for
---   'mark' the mark; for 'close' the counts and the mark, or ''.
--- Returns for 'commit' {result, version, write, queues, lifetime, limit, frame, run, content, counts}; for 'silent' the
+--   the plan's name; except for 'adopt' its version and write; for 'commit' also its queues, lifetime, limit and '1' for a batch
+--   of a stream; for 'mark' the mark; for 'close' the counts and the mark, or ''.
+-- Returns for 'commit' {result, version, write, queues, lifetime, limit, batch, counts}; for 'silent' the
 --   names; for 'adopt' as for 'commit', with the plan's state, or {} if it is not there; for 'leave' 2 if the plan was left
 --   long ago; for 'close' 2 if the mark is missing; else 1, or 0 if another plan is stored or the operation is not possible.
 --! include common versions
@@ -38,8 +38,8 @@ local stored = call('HMGET', key, 'version', 'write', 'state')
 local last, state = stored[1], stored[3]
 
 local function described(result)
-  local found = call('HMGET', key, 'version', 'write', 'queues', 'lifetime', 'limit', 'frame', 'run', 'content', 'counts')
-  for i = 1, 9 do found[i] = found[i] or '' end
+  local found = call('HMGET', key, 'version', 'write', 'queues', 'lifetime', 'limit', 'batch', 'counts')
+  for i = 1, 7 do found[i] = found[i] or '' end
   return {result, unpack(found)}
 end
 
@@ -64,7 +64,7 @@ if operation == 'commit' then
   else
     result = 'new'
     call('HSET', key, 'version', ARGV[4], 'write', ARGV[5], 'state', 'open', 'queues', ARGV[6], 'lifetime', ARGV[7],
-      'limit', ARGV[8], 'frame', ARGV[9], 'run', ARGV[10], 'content', ARGV[11])
+      'limit', ARGV[8], 'batch', ARGV[9])
     call('HDEL', key, 'counts', 'adopted', 'left')
     -- A plan without a name of its own cannot be resumed later.
     if ARGV[7] == '' then call('PERSIST', key) else call('PEXPIRE', key, RESUMABLE) end

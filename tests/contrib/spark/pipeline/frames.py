@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from djqueue.contrib.spark.pipeline.archive import encoded_columns
-from djqueue.contrib.spark.tables import ATTEMPTS, DEAD, JOBS, ddl
+from djqueue.contrib.spark.tables import ATTEMPTS, JOBS, ddl
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
@@ -36,10 +36,6 @@ def jobs_of(spark, *rows):
 
 def runs_of(spark, *rows):
     return _frame(spark, ATTEMPTS, rows)
-
-
-def dead_of(spark, *rows):
-    return _frame(spark, DEAD, rows)
 
 
 def _frame(spark, table, rows):

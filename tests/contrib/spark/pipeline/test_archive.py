@@ -17,7 +17,6 @@ from djqueue.contrib.spark.pipeline.archive import (
     purge,
     written,
 )
-from djqueue.contrib.spark.pipeline.replay import selected
 from djqueue.contrib.spark.tables import ATTEMPTS, JOBS
 from djqueue.core.states import State
 from djqueue.core.units import to_datetime
@@ -118,20 +117,6 @@ def test_archive_keeps_removed_jobs_of_thousands_of_queues(spark):
     assert [tuple(row) for row in _among(spark, rows, kept, "left_semi").collect()] == [("queue-7", FIRST)]
     others = {tuple(row) for row in _among(spark, rows, kept, "left_anti").collect()}
     assert others == {("queue-7", THIRD), ("other", FIRST)}
-
-
-def test_archive_contains_the_last_end_of_a_job_that_ended_twice(spark, path):
-    twice = [job("a", "failed", reason="timeout"), job("b", "failed", reason="timeout")]
-    put(spark, path, twice)
-    put(spark, path, [job("a", finished_at=at(26 * 60))], until=date(2026, 6, 4))
-
-    def ids(where, **days):
-        return [row.id for row in selected(spark, path, where, **days).collect()]
-
-    assert ids("reason = 'timeout'") == ["b"]
-    assert ids("id = 'a'") == ["a"]
-    assert ids("id = 'a'", until=SECOND) == []
-    assert ids("true", since=SECOND) == ["a"]
 
 
 def test_incomplete_archive_raises_an_error(spark, path, monkeypatch):

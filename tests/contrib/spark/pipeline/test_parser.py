@@ -12,8 +12,7 @@ from django.core.management import CommandError, call_command
 
 from djqueue.conf import get_settings
 from djqueue.contrib.spark.pipeline import commands, session
-from djqueue.contrib.spark.pipeline.commands import main, parser
-from djqueue.contrib.spark.pipeline.parser import add_commands
+from djqueue.contrib.spark.pipeline.commands import add_commands, main, parser
 from djqueue.contrib.spark.pipeline.session import SparkError, error_of, readable_errors
 from djqueue.contrib.spark.project import storage_options
 from djqueue.core.errors import OptionError
@@ -56,16 +55,8 @@ def test_days_and_hours_are_parsed_as_utc():
         (["archive", "/a", "--since", "31.1.2026"], "'31.1.2026' is invalid: expected a day like 2026-01-31"),
         (["archive", "/a", "--states", "done"], "'done' is not one of cancelled, completed, failed"),
         (["rollups", "--since", "2026-01-31T05:30"], "like 2026-01-31T05"),
-        (
-            ["enqueue", "--sql", "select 1", "--option", "priority"],
-            "'priority' does not have the form NAME=VALUE",
-        ),
-        (
-            ["enqueue", "--queue", "q"],
-            "one of the arguments --parquet --csv --json --table --sql is required",
-        ),
-        (["replay"], "the following arguments are required: --where"),
-        (["restore", "/a", "--keep", "0"], "'0' is not a positive whole number"),
+        (["archive", "/a", "--conf", "spark"], "'spark' does not have the form NAME=VALUE"),
+        (["archive"], "the following arguments are required: PATH"),
     ],
 )
 def test_invalid_argument_exits_with_the_usage_error_code(words, message, capsys):
@@ -75,25 +66,12 @@ def test_invalid_argument_exits_with_the_usage_error_code(words, message, capsys
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["replay", "--where", "true", "--archive", "/a"], "--archive requires --name"),
-        (["replay", "--where", "true", "--name", "n"], "--name requires --archive"),
-        (["replay", "--where", "true", "--option", "priority=1"], "--option requires --archive"),
-    ],
-)
-def test_conflicting_flags_are_rejected_before_spark_starts(words, message, capsys):
-    assert main([words[0], "--url", URL, *words[1:]]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_error_without_spark_names_the_package_to_install(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pyspark", None)
     for name in [name for name in sys.modules if name.startswith("pyspark.")]:
         monkeypatch.setitem(sys.modules, name, None)
 
-    assert main(["replay", "--url", URL, "--where", "true"]) == 1
+    assert main(["archive", "/a", "--url", URL]) == 1
     assert "pip install djqueue[spark]" in capsys.readouterr().err
 
 

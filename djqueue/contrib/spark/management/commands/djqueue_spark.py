@@ -10,8 +10,15 @@ from django.db import Error, router
 from djqueue.client import get_storage
 from djqueue.conf import get_settings
 from djqueue.contrib.spark.models import Rollup
-from djqueue.contrib.spark.pipeline.commands import FAILED, WRONG, PipelineContext, run
-from djqueue.contrib.spark.pipeline.parser import HELP, PipelineHelpFormatter, add_commands
+from djqueue.contrib.spark.pipeline.commands import (
+    FAILED,
+    HELP,
+    WRONG,
+    PipelineContext,
+    PipelineHelpFormatter,
+    add_commands,
+    run,
+)
 from djqueue.contrib.spark.project import storage_options
 from djqueue.core.errors import ConfigurationError, DjqueueError, OptionError
 from djqueue.core.messages import in_one_line
@@ -22,7 +29,7 @@ class SparkCommandHelpFormatter(PipelineHelpFormatter, DjangoHelpFormatter):
 
 
 class Command(BaseCommand):
-    """Run bulk loads, backfills, rollups, archives and replays on Spark."""
+    """Archive ended jobs, and compute hourly metrics, on Spark."""
 
     help = HELP
 

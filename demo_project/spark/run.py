@@ -143,7 +143,8 @@ def keep_history(spark: "SparkSession", folder: Path, account: Account) -> None:
     tomorrow = datetime.now(UTC).date() + timedelta(days=1)
     source = {"url": settings.REDIS_URL, "queue": QUEUE}
     with step("Archiving what has ended") as tell:
-        claims = spark.read.format("djqueue").options(**source, table="jobs", includePayload=True).load()
+        chosen = {"table": "jobs", "includePayload": True, "values": "binary"}
+        claims = spark.read.format("djqueue").options(**source, **chosen).load()
         runs = spark.read.format("djqueue").options(**source, table="attempts").load()
         done = archive(spark, path, ended(claims, EARLIEST, tomorrow).persist(), runs)
         account.archived = archived(spark, path).count()

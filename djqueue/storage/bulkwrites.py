@@ -7,7 +7,7 @@ are kept, for 30 days.
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from djqueue.core.clock import Clock
@@ -19,6 +19,8 @@ MAX_REPORT_AGE = 30 * 86_400_000
 """Milliseconds to keep a report after its last change."""
 DEAD_PUBLISHER_AFTER = 900_000
 """Milliseconds without an update after which a publisher is considered dead."""
+TAG = "import:"
+"""Start of the tag of a write's jobs. It is the last of their tags."""
 RUN = ":"
 """Separates the name of a report from that of a run."""
 ERROR = 1_000
@@ -235,7 +237,13 @@ def report_of(write: str) -> str:
 
 def tag_of(write: str) -> str:
     """Return the tag of a write's jobs."""
-    return f"import:{write}"
+    return f"{TAG}{write}"
+
+
+def write_of(tags: Sequence[str] | None) -> str | None:
+    """Return the write that enqueued a job with these tags; None if none did."""
+    own = [tag for tag in tags or () if tag.startswith(TAG)]
+    return own[-1].removeprefix(TAG) if own else None
 
 
 def _is_final(there: BulkWriteReport, report: BulkWriteReport) -> bool:

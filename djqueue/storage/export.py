@@ -42,7 +42,7 @@ class ExportFilter(NamedTuple):
     """The rows and columns to read."""
 
     table: str
-    """jobs | results | attempts | dead | cron | bulk; docs/spark.md lists their columns."""
+    """jobs | results | attempts | dead | cron | bulk; docs/spark-reference.md lists their columns."""
     columns: frozenset[str]
     """Columns that pages must contain; others may be omitted."""
     queues: tuple[str, ...] | None = None
@@ -166,6 +166,9 @@ RESULT_COLUMNS = (
     "reason",
     "error_type",
     "error_message",
+    "unique_key",
+    "subject",
+    "tags",
 )
 ATTEMPT_COLUMNS = (
     "queue",
@@ -196,6 +199,9 @@ def result_rows(record: JobRecord) -> Iterator[tuple[Any, ...]]:
             record.options.content_type,
             record.reason or None,
             *error_columns(record),
+            record.options.unique_key,
+            record.options.subject,
+            record.options.tags,
         )
 
 

@@ -33,7 +33,7 @@ from djqueue.client import registry
 from djqueue.client.declarations import declared
 from djqueue.conf import BackupSettings, readers
 from djqueue.contrib.metrics.collector import DEFINITIONS
-from djqueue.contrib.spark.options import BATCH, READ_OPTIONS, STREAM
+from djqueue.contrib.spark.options import BATCH, READ_OPTIONS, STREAM, WRITE_OPTIONS
 from djqueue.contrib.spark.pipeline.commands import parser as spark_parser
 from djqueue.contrib.spark.tables import TABLES
 from djqueue.contrib.tasks import backend as task_backend
@@ -74,6 +74,7 @@ MEMORY = {"STORAGE": {"BACKEND": "djqueue.storage.memory.MemoryStorage"}}
 DATABASE: dict[str, object] = {}
 TRANSACTIONAL = "jobs.md"
 """The page whose examples need a database."""
+SPARK = "spark-reference.md"
 
 PYTHON = [block for page in PAGES for block in blocks(page, "python")]
 SETTINGS = [block for block in PYTHON if block.heading == "settings.py"]
@@ -457,7 +458,7 @@ def test_table_of_redis_storage_options_is_complete():
 
 def test_tables_of_spark_columns_are_complete():
     documented = {
-        name: [(column, kind) for column, kind, _ in table("spark.md", f"spark {name}")] for name in TABLES
+        name: [(column, kind) for column, kind, _ in table(SPARK, f"spark {name}")] for name in TABLES
     }
 
     assert documented == {
@@ -465,9 +466,16 @@ def test_tables_of_spark_columns_are_complete():
     }
 
 
+def test_table_of_spark_write_options_is_complete():
+    said = {name for cell in first_cells(SPARK, "spark write options") for name in words(cell)}
+    own = {option.name for option in WRITE_OPTIONS if not option.group}
+
+    assert said == {*own, "idColumn"}
+
+
 def test_tables_of_spark_read_and_stream_options_are_complete():
     said = {
-        kind: {name for cell in first_cells("spark.md", f"spark {kind} options") for name in words(cell)}
+        kind: {name for cell in first_cells(SPARK, f"spark {kind} options") for name in words(cell)}
         for kind in ("read", "stream")
     }
 

@@ -6,9 +6,10 @@ start-up if it is in INSTALLED_APPS, so it imports its modules when they are use
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import timedelta
+from importlib import import_module
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -19,21 +20,31 @@ if TYPE_CHECKING:
 
     from .options import WriteOptions
     from .reporting import WriteReport
+    from .waiting import WriteOutcome, WriteTimeoutError
 
 CONNECT = "pyspark.sql.connect."
 """The package of Spark Connect's DataFrames."""
 
 logger = logging.getLogger("djqueue.spark")
 
-__all__ = ["WriteReport", "change", "enqueue", "register", "write"]
+__all__ = [
+    "WriteOutcome",
+    "WriteReport",
+    "WriteTimeoutError",
+    "change",
+    "enqueue",
+    "register",
+    "wait",
+    "write",
+]
+LAZY = {"WriteReport": "reporting", "WriteOutcome": "waiting", "WriteTimeoutError": "waiting"}
+"""Modules of classes that are imported when they are used."""
 
 
 def __getattr__(name: str) -> Any:
-    if name != "WriteReport":
+    if name not in LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .reporting import WriteReport
-
-    return WriteReport
+    return getattr(import_module(f"{__name__}.{LAZY[name]}"), name)
 
 
 def register(spark: "SparkSession") -> None:
@@ -56,8 +67,8 @@ def enqueue(
         df: The rows.
         queue: The queue, unless the option `queueColumn` is set.
         job: The job's name, unless the option `jobColumn` is set.
-        options: Options of `format("djqueue")`; see docs/spark.md. Inside a Django project, its settings
-            provide defaults for the storage, the queue and the job.
+        options: Options of `format("djqueue")`; see docs/spark-reference.md. Inside a Django project, its
+            settings provide defaults for the storage, the queue and the job.
         more: Further options, which may be in snake case, such as `max_attempts=3`.
 
     Returns:
@@ -110,6 +121,42 @@ def write(df: "DataFrame", options: Mapping[str, str]) -> "WriteReport | None":
         logger.warning("Write %s is done, but its report could not be read: %s", checked.write, error)
         return None
     return None if report is None else WriteReport.of(report)
+
+
+def wait(
+    write: "str | WriteReport",
+    timeout: float | timedelta | None = None,
+    *,
+    url: str | None = None,
+    key_prefix: str | None = None,
+    progress: Callable[[str], object] | None = print,
+) -> "WriteOutcome":
+    """Wait until all jobs of a bulk write have ended, and return their number by outcome.
+
+    Args:
+        write: The write's `writeId`, its report, or its `txnAppId` for the last version.
+        timeout: Maximum time to wait, in seconds; None for no limit.
+        url: The storage that it was written to. Inside a Django project, its settings provide it.
+        key_prefix: The `keyPrefix` of that storage.
+        progress: Receives a line about each change; None for no lines.
+
+    Raises:
+        WriteTimeoutError: Some jobs have not ended in time. Its `outcome` has the numbers so far.
+        OptionError: An option is invalid, or the storage has no such write.
+        StorageError: The write failed, or the storage does not respond.
+    """
+    from .locations import storage_at
+    from .options import ReadOptions
+    from .project import with_defaults
+    from .waiting import WriteWait
+
+    given = with_defaults(_texts({"url": url, "keyPrefix": key_prefix}, {}))
+    place = ReadOptions.read({name: given[name] for name in ("url", "keyPrefix") if name in given})
+    name = write if isinstance(write, str) else write.write
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    with closing(storage_at(place.url, place.prefix)) as storage:
+        storage.connect()
+        return WriteWait(storage, name, progress).run(seconds)
 
 
 def _saved_report(options: "WriteOptions") -> "BulkWriteReport | None":

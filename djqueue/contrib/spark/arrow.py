@@ -219,12 +219,23 @@ def _in_map(decode: Decoder, value: Any) -> Any:
     return None if value is None else {name: decode(one) for name, one in value.items()}
 
 
-def batch_of(columns: Sequence[Column], page: Page) -> "RecordBatch":
-    """Convert a page to Arrow; missing columns are null."""
+def batch_of(
+    columns: Sequence[Column], page: Page, kinds: "Mapping[str, DataType | None] | None" = None
+) -> "RecordBatch":
+    """Convert a page to Arrow; missing columns are null.
+
+    Args:
+        columns: The columns.
+        page: The page.
+        kinds: Arrow types of columns whose types the user gave.
+    """
     import pyarrow
 
-    count = len(next(iter(page.values()), ()))
-    arrays = [_array(page.get(column.name), _type(column.type), count) for column in columns]
+    count, given = len(next(iter(page.values()), ())), kinds or {}
+    arrays = [
+        _array(page.get(column.name), given.get(column.name) or _type(column.type), count)
+        for column in columns
+    ]
     return pyarrow.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
 
 

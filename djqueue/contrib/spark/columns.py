@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from djqueue.codecs import MSGPACK, decode, get_encoder
 from djqueue.core.errors import OptionError, PayloadTooLargeError, SerializationError
 from djqueue.core.options import EnqueueOptions, check_text
-from djqueue.core.suggest import nearest
 
-from .options import DEPENDS_ON, WriteOptions, camel, dependencies, job_options, parse
+from .options import DEPENDS_ON, WriteOptions, camel, dependencies, job_options, no_column, parse
 
 
 class Columns:
@@ -30,7 +29,7 @@ class Columns:
         named = options.named_columns()
         for option, column in named:
             if column not in columns:
-                raise OptionError(f"{option}: no column {column!r}{nearest(column, columns)}")
+                raise OptionError(f"{option}: {no_column(column, columns)}")
         self.payload = options.payload_column or _own("payload", columns)
         self.args = options.args_column or _own("args", columns)
         self.kwargs = options.kwargs_column or _own("kwargs", columns)
@@ -296,9 +295,19 @@ def check_types(columns: Columns, schema: "StructType") -> None:
             if is_plain or TYPE_ERROR in str(error):
                 # What it got is a sample of the type, and in no row of the DataFrame.
                 problem = str(error).partition(", got ")[0]
+                if is_plain and _takes_text(check):
+                    problem = f"{problem}: cast it to string, with col({column!r}).cast('string')"
                 raise OptionError(
                     f"{option}: column {column!r} has type {kind.simpleString()}: {problem}"
                 ) from None
+
+
+def _takes_text(check: Callable[[Any], object]) -> bool:
+    try:
+        check("a")
+    except OptionError:
+        return False
+    return True
 
 
 def _problem(kind: Any) -> str | None:

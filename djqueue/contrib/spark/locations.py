@@ -18,6 +18,7 @@ from djqueue.storage.base import Storage
 from djqueue.storage.staging import Staging
 
 from .options import camel
+from .packages import check_packages
 from .timeouts import NO_TIMEOUTS, Timeouts, timeouts_in
 
 ENVIRONMENT, FILE = "env:", "file:"
@@ -44,13 +45,14 @@ def storage_at(
     """Return a new storage, which the caller must close.
 
     Args:
-        url: The address, or a reference to it; see docs/spark.md.
+        url: The address, or a reference to it; see docs/spark-reference.md.
         prefix: The key prefix of a Redis storage.
         policies: Known policies by queue.
         timeouts: Time limits, which take precedence over those in the URL.
 
     Raises:
         OptionError: The URL is invalid. The message does not contain its password.
+        ConfigurationError: This process lacks a package.
     """
     url = resolved(url)
     scheme, sign, _ = url.lower().partition("://")
@@ -81,6 +83,7 @@ def storage_at(
         return UrlDatabase(database=alias, policies=policies or None)
     if "{" in prefix or "}" in prefix:
         raise OptionError(f"keyPrefix: expected a string without braces, got {prefix!r}")
+    check_packages("redis", "hiredis", "msgpack")
     from djqueue.storage.redis import RedisStorage
 
     limits = {"timeout": timeouts.call, "socket_timeout": timeouts.socket}

@@ -6,7 +6,7 @@ Spark passes it. Names are case-insensitive.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, date, datetime
 from typing import Any, NamedTuple
@@ -21,12 +21,26 @@ from djqueue.core.units import to_milliseconds
 from djqueue.storage.export import ExportFilter
 from djqueue.storage.staging import CHUNK
 
-from .tables import ATTEMPTS, EVENTS, JOBS, PAYLOAD, RESULTS, TABLES, Column, Table
+from .tables import (
+    ATTEMPTS,
+    BULK_WRITE,
+    CONTENT_TYPE,
+    EVENTS,
+    JOBS,
+    PAYLOAD,
+    RESULT,
+    RESULTS,
+    TABLES,
+    TAGS,
+    Column,
+    Table,
+)
 from .tables import DEAD as DEAD_LETTERS
 
 FAIL, SKIP, DEAD = "fail", "skip", "dead"
 ENQUEUE, RETRY, CANCEL, DELETE, UPDATE = "enqueue", "retry", "cancel", "delete", "update"
 EARLIEST, LATEST = "earliest", "latest"
+JSON, BINARY = "json", "binary"
 MAX_KEY = 200
 """Maximum length of the names of a write, which storages extend."""
 MAX_STAGE_TTL = 365 * 86_400
@@ -35,6 +49,8 @@ MAX_VALUES = 1_000
 """Maximum number of values of an option that filters rows."""
 MAX_READ_BATCH = 3_000
 """Maximum of `batchSize` of a read, in rows. A larger call would block Redis for too long."""
+LISTED_COLUMNS = 30
+"""Maximum number of columns that an error lists."""
 MAX_WHOLE = 2**63 - 1
 """Maximum of whole numbers, which databases store in 64 bits."""
 UNLIMITED = float("inf")
@@ -57,6 +73,9 @@ NOT_PER_JOB = frozenset({"queue", "content_type", "durable", "enqueue_on_commit"
 The queue is the target of the write. Payloads are written as MessagePack. `durable` affects only how a single
 enqueue is committed, and Spark has no transaction that `enqueue_on_commit` could wait for."""
 PER_JOB = tuple(name for name in PARSERS if name not in NOT_PER_JOB)
+
+ONE_TYPE = re.compile(r"\w+\s*([<(].*)?", re.DOTALL)
+"""A schema that is a type, such as `double` or `array<int>`, not the fields of a struct."""
 
 Parser = Callable[[str, str], Any]
 """Returns the value of an option by its name and text. Raises OptionError."""
@@ -187,6 +206,12 @@ def _table(name: str, text: str) -> Table:
     if table is None:
         raise OptionError(f"{name}: {text!r} is not one of {', '.join(TABLES)}{nearest(text, TABLES)}")
     return table
+
+
+def _schema(name: str, text: str) -> str:
+    """Convert a schema to a type in Spark's DDL: `total DOUBLE, lines INT` to a struct of these fields."""
+    text = _text(name, text.strip())
+    return text if ONE_TYPE.fullmatch(text) else f"struct<{text}>"
 
 
 def _states(name: str, text: str) -> frozenset[State]:
@@ -328,6 +353,9 @@ READ_OPTIONS = (
     Option("until", "until", _range_end, BATCH),
     Option("columns", "columns", _words, READS),
     Option("includePayload", "payload", _flag, BATCH),
+    Option("values", "values", _choice(JSON, BINARY), BATCH),
+    Option("payloadSchema", "payload_schema", _schema, BATCH),
+    Option("resultSchema", "result_schema", _schema, BATCH),
     Option("numPartitions", "partitions", _count(1_000), BATCH),
     Option("batchSize", "batch_size", _count(MAX_READ_BATCH), READS),
     Option("timeout", "timeout", seconds, READS),
@@ -338,6 +366,8 @@ READ_OPTIONS = (
     Option("failOnDataLoss", "fail_on_data_loss", _flag, STREAM),
 )
 
+OF_ROWS = frozenset({"job", "jobcolumn", "queuecolumn"})
+"""Options that only a write has, and that nearly all writes have."""
 OF_JOBS = frozenset({JOBS, RESULTS, ATTEMPTS, DEAD_LETTERS})
 FILTERED: Mapping[str, frozenset[Table]] = {
     "ids": OF_JOBS,
@@ -368,7 +398,7 @@ def _option(
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """The options of a write; docs/spark.md describes them."""
+    """The options of a write; docs/spark-reference.md describes them."""
 
     url: str = _option(_text, OPERATIONS, is_secret=True)
     """The storage's address. It may contain a password, so it is never shown."""
@@ -428,8 +458,8 @@ class WriteOptions:
         if "url" not in values:
             raise OptionError(
                 "url: set the storage to write to: redis://…, postgresql://…, sqlite:///…, env:NAME or "
-                "file:/path. Tables and views of SQL can only be read: to enqueue rows, use df.write or "
-                "enqueue(spark.sql('SELECT …'), …)"
+                "file:/path. Spark does not pass the options of CREATE TABLE, with or without AS SELECT: "
+                "use INSERT INTO name WITH (url = 'env:NAME', queue = '…', job = '…') SELECT …"
             )
         _check_combinations(values)
         operation = values.get("operation", ENQUEUE)
@@ -512,7 +542,7 @@ def _check_change(operation: str, values: dict[str, Any], spelled: Mapping[str, 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """The options of a read; docs/spark.md describes them."""
+    """The options of a read; docs/spark-reference.md describes them."""
 
     url: str = field(repr=False)
     """The storage's address, which may contain a password."""
@@ -531,6 +561,10 @@ class ReadOptions:
     subjects: tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
     payload: bool = False
+    values: str | None = None
+    payload_schema: str | None = None
+    """The type of the payloads in Spark's DDL; None for JSON or binary."""
+    result_schema: str | None = None
     partitions: int = 8
     batch_size: int = 1_000
     timeout: float | None = None
@@ -553,6 +587,12 @@ class ReadOptions:
             if name.lower() == CHECKPOINT:
                 continue
             option = _READ_OPTIONS.get(name.lower())
+            if option is None and key_of(name) in OF_ROWS:
+                raise OptionError(
+                    f"{name}: not an option of reads: remove it. To enqueue rows in SQL, list their columns "
+                    "in CREATE TEMPORARY VIEW name (customer STRING) USING djqueue OPTIONS (…), and add rows "
+                    "with INSERT INTO name SELECT …; this view cannot be read"
+                )
             if option is None:
                 raise _unknown(name, READ_OPTIONS)
             options.append(option)
@@ -567,6 +607,8 @@ class ReadOptions:
             raise OptionError("queue and queues can't be combined: remove one of them")
         if "queue" in values:
             values["queues"] = values.pop("queue")
+        if "payload_schema" in values:
+            values.setdefault("payload", True)
         read = cls(**values)
         use = STREAM if read.table is EVENTS else BATCH
         for name in sorted(option.name for option in options if not use & option.uses):
@@ -590,17 +632,45 @@ class ReadOptions:
             tables = FILTERED.get(option.field)
             if tables is not None and getattr(self, option.field) is not None and table not in tables:
                 raise OptionError(f"{option.name}: rows of {table.name} cannot be filtered by {option.name}")
+        option_name = "includePayload" if self.payload_schema is None else "payloadSchema"
         if self.payload and table is not JOBS:
-            raise OptionError(f"includePayload: supported only by the table jobs, not {table.name}")
+            raise OptionError(f"{option_name}: supported only by the table jobs, not {table.name}")
         if self.payload and self.columns is not None and PAYLOAD not in self.columns:
             raise OptionError(
-                "includePayload: has no effect, because columns does not name payload: add it to columns, or "
-                "remove includePayload"
+                f"{option_name}: has no effect, because columns does not name payload: add it to columns, "
+                f"or remove {option_name}"
             )
-        self.schema()
+        self._check_values({column.name for column in self.schema()})
+
+    def _check_values(self, columns: set[str]) -> None:
+        for name, option in ((PAYLOAD, "payloadSchema"), (RESULT, "resultSchema")):
+            if name in self.schemas and (name not in columns or self.values is not None):
+                problem = (
+                    "can't be combined with values: remove one of them"
+                    if name in columns
+                    else f"has no effect, because the column {name} is not read: read it, or remove {option}"
+                )
+                raise OptionError(f"{option}: {problem}")
+        if self.values is not None and not columns & {PAYLOAD, RESULT}:
+            raise OptionError(
+                "values: has no effect, because no payloads and no results are read: set includePayload, or "
+                "remove values"
+            )
+
+    @property
+    def schemas(self) -> dict[str, str]:
+        """Types in Spark's DDL that the user gave, by column."""
+        given = {PAYLOAD: self.payload_schema, RESULT: self.result_schema}
+        return {name: kind for name, kind in given.items() if kind is not None}
 
     def schema(self) -> list[Column]:
         """Return the columns to read. Raises OptionError for an unknown one."""
+        kinds = dict(self.schemas)
+        if self.values == BINARY:
+            kinds |= {PAYLOAD: BINARY, RESULT: BINARY}
+        return [column._replace(type=kinds.get(column.name, column.type)) for column in self._chosen()]
+
+    def _chosen(self) -> list[Column]:
         try:
             return self.table.chosen(self.columns, payload=self.payload)
         except KeyError as error:
@@ -608,15 +678,18 @@ class ReadOptions:
             if name == PAYLOAD and self.table is JOBS:
                 raise OptionError("columns: payload requires includePayload=true") from None
             known = self.table.names(payload=self.payload)
-            raise OptionError(
-                f"columns: {self.table.name} has no column {name!r}{nearest(name, known)}"
-            ) from None
+            raise OptionError(f"columns: {self.table.name} has {no_column(name, known)}") from None
 
     def wanted(self) -> ExportFilter:
         """Return the filter to pass to the storage."""
+        columns = {column.name for column in self.schema()}
+        if columns & {PAYLOAD, RESULT}:
+            columns.add(CONTENT_TYPE)
+        if BULK_WRITE in columns:
+            columns = columns - {BULK_WRITE} | {TAGS}
         return ExportFilter(
             self.table.name,
-            frozenset(column.name for column in self.schema()),
+            frozenset(columns),
             self.queues,
             self.states,
             self.since,
@@ -627,6 +700,14 @@ class ReadOptions:
             self.unique_keys,
             self.subjects,
         )
+
+
+def no_column(name: str, columns: Collection[str]) -> str:
+    """Return the end of an error about a column that does not exist, which lists the columns."""
+    listed = list(columns)[:LISTED_COLUMNS]
+    more = f" and {len(columns) - len(listed)} more" if len(columns) > len(listed) else ""
+    hint = nearest(name, columns) or "."
+    return f"no column {name!r}{hint} The columns are {', '.join(listed)}{more}"
 
 
 # Values of job options, of all rows or in a column.

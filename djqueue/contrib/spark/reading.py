@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from djqueue.core.errors import OptionError
 from djqueue.storage.base import Storage
-from djqueue.storage.bulkwrites import BulkWriteReport, BulkWriteReports
+from djqueue.storage.bulkwrites import BulkWriteReport, BulkWriteReports, write_of
 from djqueue.storage.export import (
     CallRetry,
     Export,
@@ -21,12 +21,14 @@ from djqueue.storage.export import (
 
 from .arrow import batch_of
 from .locations import storage_at
-from .options import EARLIEST, ReadOptions
+from .options import BINARY, EARLIEST, ReadOptions
+from .readable import ReadableColumns
+from .tables import BULK_WRITE, PAYLOAD, RESULT, TAGS
 from .throttling import StorageRetry
 from .timeouts import Timeouts
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
+    from pyarrow import DataType, RecordBatch
 
 T = TypeVar("T")
 
@@ -34,14 +36,22 @@ T = TypeVar("T")
 class Read:
     """One read, created and checked on the driver and copied to tasks.
 
+    Args:
+        options: The options.
+        kinds: The Arrow types of the columns to which the options give a schema.
+
     Raises:
         OptionError: An option is invalid.
         StorageUnavailableError: The server does not respond.
     """
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, kinds: "Mapping[str, DataType] | None" = None) -> None:
         self.options = options
         self.columns = options.schema()
+        names = {column.name for column in self.columns} & {PAYLOAD, RESULT}
+        self._kinds: dict[str, DataType | None] = dict.fromkeys(names if options.values != BINARY else ())
+        self._kinds |= kinds or {}
+        ReadableColumns(self._kinds)
 
     def storage(self) -> Storage:
         """Return a new storage, which the caller must close."""
@@ -67,11 +77,13 @@ class Read:
         wanted, retry = self.options.wanted(), StorageRetry(self.options.max_retries)
         with closing(self.storage()) as storage:
             export = export_of(storage, self.options.table.name)
+            readable = ReadableColumns(self._kinds)
             for part in parts:
                 for page in export.pages(wanted, part, self.options.batch_size, retry):
-                    batch = batch_of(self.columns, page)
+                    batch = batch_of(self.columns, _with_write(readable.convert(page)), self._kinds)
                     if batch.num_rows:
                         yield batch
+            readable.warn()
 
 
 class JobEventStream:
@@ -133,6 +145,13 @@ class JobEventStream:
         with closing(self.storage()) as storage:
             for page in feed_of(storage).read(part, size, complete=complete, retry=retry):
                 yield batch_of(self.columns, page)
+
+
+def _with_write(page: Page) -> Page:
+    """Add the name of the bulk write that enqueued each job, which is in its tags."""
+    if TAGS not in page:
+        return page
+    return {**page, BULK_WRITE: [write_of(tags) for tags in page[TAGS]]}
 
 
 def storage_of(options: ReadOptions) -> Storage:

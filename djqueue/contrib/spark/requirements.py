@@ -1,8 +1,10 @@
-"""Check for PySpark before it is imported, and say what to install."""
+"""Check for PySpark and what every task needs before they are imported, and say what to install."""
 
 import re
 
 from djqueue.core.errors import ConfigurationError
+
+from .packages import check_packages
 
 MINIMUM = (4, 1)
 """The first version whose data sources can write Arrow batches of streams."""
@@ -19,3 +21,5 @@ if numbers is None or (int(numbers[1]), int(numbers[2])) < MINIMUM:
         f"{NEEDED}, but {installed} is installed: pip install --upgrade djqueue[spark], on a cluster of that "
         "version of Spark"
     )
+
+check_packages("pyarrow", "msgpack")

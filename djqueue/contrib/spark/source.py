@@ -16,6 +16,7 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
+from pyspark.sql.pandas.types import to_arrow_type
 
 from djqueue.core.errors import OptionError
 
@@ -61,7 +62,8 @@ class DjqueueDataSource(DataSource):
         options = _read_options(self.options, schema)
         if options.table is EVENTS:
             raise OptionError("table: read events with spark.readStream")
-        return BatchReader(Read(options))
+        kinds = {name: to_arrow_type(schema[name].dataType) for name in options.schemas}
+        return BatchReader(Read(options, kinds))
 
     def streamReader(self, schema: "StructType") -> "StreamReader":  # noqa: N802
         """Return a reader for a stream. Raises OptionError on the driver, before any task."""
@@ -77,8 +79,8 @@ class DjqueueDataSource(DataSource):
     def writer(self, schema: "StructType", overwrite: bool) -> "BatchWriter":
         """Return a writer for `save()`. Raises OptionError on the driver, before any task."""
         if overwrite:
-            raise OptionError("mode: overwrite is not supported: use .mode('append')")
-        write = Write(WriteOptions.read(dict(self.options)), schema.names)
+            raise OptionError("mode: overwrite is not supported: use .mode('append') or INSERT INTO")
+        write = Write(WriteOptions.read(_of_catalog(self.options)), schema.names)
         check_types(write.plan, schema)
         return BatchWriter(write)
 
@@ -89,7 +91,7 @@ class DjqueueDataSource(DataSource):
                 "outputMode: complete is not supported, because each batch would repeat all rows: use "
                 ".outputMode('append') or 'update'"
             )
-        options = WriteOptions.read(dict(self.options))
+        options = WriteOptions.read(_of_catalog(self.options))
         if options.write is not None:
             raise OptionError("writeId: not supported by streams, because each batch has its own id")
         if options.app is not None:
@@ -243,7 +245,7 @@ CATALOG_OPTION = "option."
 
 
 def _of_catalog(given: Any) -> dict[str, str]:
-    """Return the options of a read, without what Spark's catalog adds to them.
+    """Return the options of a read or a write, without what Spark's catalog adds to them.
 
     Raises:
         OptionError: `CREATE TABLE` has a password, which Spark writes to its event log and its catalog.
@@ -264,8 +266,14 @@ def _of_catalog(given: Any) -> dict[str, str]:
 
 
 def _read_options(given: Any, schema: "StructType") -> ReadOptions:
-    options = ReadOptions.read(given)
+    options = ReadOptions.read(_of_catalog(given))
     given_columns = [(column.name, column.dataType.simpleString()) for column in schema.fields]
-    if given_columns != [(column.name, column.type) for column in options.schema()]:
-        raise OptionError("schema: cannot be changed: select columns with the option columns")
+    expected = {column.name: column.type for column in options.schema()}
+    if list(expected) != schema.names or any(
+        expected[name] != kind for name, kind in given_columns if name not in options.schemas
+    ):
+        raise OptionError(
+            "schema: cannot be changed: select columns with the option columns. A table or view whose CREATE "
+            "statement lists columns is for INSERT INTO"
+        )
     return options

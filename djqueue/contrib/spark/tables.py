@@ -20,7 +20,7 @@ class Column(NamedTuple):
     type: str
     """The type in Spark's DDL."""
     meaning: str
-    """The description in docs/spark.md."""
+    """The description in docs/spark-reference.md."""
 
 
 class Table(NamedTuple):
@@ -65,7 +65,9 @@ def ddl(columns: Iterable[Column]) -> str:
     return ", ".join(f"`{column.name}` {column.type}" for column in columns)
 
 
-PAYLOAD = "payload"
+PAYLOAD, RESULT = "payload", "result"
+"""Columns with encoded values, which are read as JSON text by default."""
+CONTENT_TYPE, TAGS, BULK_WRITE = "content_type", "tags", "bulk_write"
 _EVERYWHERE = frozenset({REDIS, DATABASE})
 
 _QUEUE = Column("queue", "string", "the queue")
@@ -76,7 +78,13 @@ _ERROR = (
     Column("error_type", "string", "the exception class of the last error"),
     Column("error_message", "string", "the message of the last error"),
 )
-_CONTENT_TYPE = Column("content_type", "string", "the encoding of payload and result")
+_CONTENT_TYPE = Column(CONTENT_TYPE, "string", "the encoding of payload and result in the storage")
+_LABELS = (
+    Column("unique_key", "string", "unique among the unfinished jobs of the queue"),
+    Column("subject", "string", "the object that the job is about"),
+    Column(TAGS, "array<string>", "its tags"),
+    Column(BULK_WRITE, "string", "the name of the bulk write that enqueued it; null if none did"),
+)
 
 JOBS = Table(
     "jobs",
@@ -95,15 +103,13 @@ JOBS = Table(
         Column("started_at", "timestamp", "when its last attempt started"),
         Column("finished_at", "timestamp", "when it ended"),
         Column("concurrency_key", "string", "the job's concurrency key"),
-        Column("unique_key", "string", "unique among the unfinished jobs of the queue"),
-        Column("subject", "string", "the object that the job is about"),
-        Column("tags", "array<string>", "its tags"),
+        *_LABELS,
         Column("headers", "string", "its headers, as a JSON object"),
         Column("worker", "string", "the last worker that ran it"),
         Column("reason", "string", "why it failed or was cancelled"),
         *_ERROR,
         _CONTENT_TYPE,
-        Column(PAYLOAD, "binary", "the payload; only with `includePayload`"),
+        Column(PAYLOAD, "string", "the payload, as JSON; only with `includePayload` or `payloadSchema`"),
     ),
     "enqueued_at",
     _EVERYWHERE,
@@ -118,8 +124,11 @@ RESULTS = Table(
         _NAME,
         Column("state", "string", "completed, failed or cancelled"),
         Column("finished_at", "timestamp", "when it ended"),
+        *_LABELS,
         Column(
-            "result", "binary", "the return value; null if there is none, or if its `result_ttl` has passed"
+            RESULT,
+            "string",
+            "the return value, as JSON; null if it is None, or if its `result_ttl` has passed",
         ),
         _CONTENT_TYPE,
         Column("reason", "string", "why it failed or was cancelled"),

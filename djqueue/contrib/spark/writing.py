@@ -21,6 +21,7 @@ from djqueue.storage.staging import CHUNK, Counts, Plan, Staging
 
 from .changing import ChangeColumns, JobChanger
 from .columns import JobColumns
+from .jobnames import warn_of_unknown_job
 from .locations import staging_of, storage_at
 from .options import ENQUEUE, WriteOptions
 from .publishing import DriverPublisher
@@ -63,6 +64,7 @@ class Write:
                 refuse_used_name(storage, options.write, options.app, options.version or 0)
             if options.queue is not None and isinstance(self.plan, JobColumns):
                 self._check(storage, self.plan, options.queue)
+            warn_of_unknown_job(storage, options)
 
     def storage(self) -> Storage:
         """Return a new storage, which the caller must close."""

@@ -72,7 +72,7 @@ COMMON_COLUMNS = (
 """Columns that the jobs of one batch share: those of the name and the options."""
 OF_RECORD = {
     "jobs": frozenset({*COMMON_COLUMNS, "enqueued_at", "run_at"}),
-    "results": frozenset({"name", "result", "content_type"}),
+    "results": frozenset({"name", "result", "content_type", "unique_key", "subject", "tags"}),
     "attempts": frozenset({"name", "wait_seconds"}),
     "dead": frozenset(DEAD_COLUMNS) - {"attempts"},
 }

@@ -230,7 +230,8 @@ class ExportContract(StorageCase):
             assert ids_of(storage, table, unique_keys=("k1",), tags=("reddish",)) == set(), table
 
     def test_exported_results_are_those_of_finished_jobs(self, storage: Storage) -> None:
-        ended = {a_completed_job(storage), a_failed_job(storage), a_cancelled_job(storage)}
+        named = a_completed_job(storage, unique_key="k", subject="order:7", tags=("a", "b"))
+        ended = {named, a_failed_job(storage), a_cancelled_job(storage)}
         an_active_job(storage)
         a_waiting_job(storage)
 
@@ -240,6 +241,8 @@ class ExportContract(StorageCase):
         for row in found:
             [values] = result_rows(job(storage, row["id"]))
             assert tuple(row.values()) == values
+        [row] = [row for row in found if row["id"] == named]
+        assert (row["unique_key"], row["subject"], row["tags"]) == ("k", "order:7", ("a", "b"))
         assert all(row["state"] in {state.value for state in TERMINAL} for row in found)
 
     def test_exported_attempts_are_all_ended_attempts(self, storage: Storage) -> None:

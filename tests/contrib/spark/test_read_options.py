@@ -54,6 +54,31 @@ def test_every_read_option_is_parsed_regardless_of_case():
     assert (options.timeout, options.socket_timeout, options.max_retries) == (30, 2.5, 7)
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("total DOUBLE, lines INT", "struct<total DOUBLE, lines INT>"),
+        ("tags array<string>", "struct<tags array<string>>"),
+        ("double", "double"),
+        ("array<struct<a: int, b: string>>", "array<struct<a: int, b: string>>"),
+        ("decimal(10, 2)", "decimal(10, 2)"),
+    ],
+)
+def test_schema_is_a_type_or_the_fields_of_a_struct(text, kind):
+    options = read(table="results", columns="id,result", resultSchema=text)
+
+    assert [column.type for column in options.schema()] == ["string", kind]
+    assert options.wanted().columns == {"id", "result", "content_type"}
+
+
+def test_payload_schema_includes_the_payload():
+    assert read(payloadSchema="kwargs struct<n: int>").schema()[-1] == (
+        "payload",
+        "struct<kwargs struct<n: int>>",
+        JOBS.columns[-1].meaning,
+    )
+
+
 def test_stream_has_additional_options():
     options = read(table="events", startingOffsets="Earliest", maxRowsPerTrigger=20, failOnDataLoss="false")
 
@@ -66,7 +91,11 @@ def test_stream_has_additional_options():
     [
         ({"tabel": "jobs"}, "unknown option 'tabel'; did you mean 'table'"),
         ({"path": "/data"}, r"path: save\(\) and load\(\) take no path"),
-        ({"job": "j"}, "unknown option 'job': remove it"),
+        (
+            {"job": "j"},
+            "job: not an option of reads: remove it. To enqueue rows in SQL, list",
+        ),
+        ({"lifo": "true"}, "unknown option 'lifo': remove it"),
         ({"table": "job"}, "table: 'job' is not one of .*; did you mean 'jobs'"),
         ({"queue": "a", "queues": "b"}, "queue and queues can't be combined"),
         ({"queues": " , "}, "queues: is empty"),
@@ -86,11 +115,23 @@ def test_stream_has_additional_options():
         ({"table": "cron", "since": "2026-02-01"}, "rows of cron cannot be filtered by time"),
         (
             {"columns": "id,concurency_key"},
-            "columns: jobs has no column 'concurency_key'; did you mean 'concurrency_key'",
+            r"no column 'concurency_key'; did you mean 'concurrency_key'\? The columns are queue, id, name",
         ),
         ({"columns": "payload"}, "columns: payload requires includePayload"),
         ({"columns": "id", "includePayload": "true"}, "includePayload: has no effect, because columns"),
         ({"table": "dead", "includePayload": "true"}, "includePayload: supported only by the table jobs"),
+        ({"table": "dead", "payloadSchema": "n int"}, "payloadSchema: supported only by the table jobs"),
+        (
+            {"payloadSchema": "n int", "includePayload": "false"},
+            "payloadSchema: has no effect, because the col",
+        ),
+        ({"resultSchema": "n int"}, "resultSchema: has no effect, because the column result is not read"),
+        (
+            {"table": "results", "resultSchema": "n int", "values": "json"},
+            "resultSchema: can't be combined with values",
+        ),
+        ({"values": "binary"}, "values: has no effect, because no payloads and no results are read"),
+        ({"table": "results", "values": "text"}, "values: 'text' is not one of json, binary"),
         ({"includePayload": "yes"}, "includePayload: must be true or false; got 'yes'"),
         ({"numPartitions": "0"}, "numPartitions: must be from 1 to .*; got 0"),
         ({"batchSize": "many"}, "batchSize: 'many' is not a whole number"),

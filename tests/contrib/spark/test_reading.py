@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pyarrow
 import pytest
 
+from djqueue.codecs import MSGPACK, encode
 from djqueue.contrib.spark import throttling
 from djqueue.contrib.spark.arrow import batch_of
 from djqueue.contrib.spark.options import ReadOptions, WriteOptions
@@ -16,7 +17,16 @@ from djqueue.core.errors import OptionError, StorageUnavailableError
 from djqueue.storage.database import export as database_export
 from djqueue.storage.redis import RedisStorage
 from djqueue.storage.redis.export import RedisExport
-from djqueue.testing.factories import a_completed_job, a_failed_job, a_waiting_job, batch, job
+from djqueue.testing.factories import (
+    a_completed_job,
+    a_failed_job,
+    a_waiting_job,
+    batch,
+    claim,
+    completing,
+    finish,
+    job,
+)
 
 
 @pytest.fixture
@@ -48,7 +58,39 @@ def test_payload_is_read_only_if_requested(storage, read):
     storage.enqueue([batch(payloads=[b"\xa1x"])])
 
     assert "payload" not in read()[0]
-    assert read(includePayload="true", columns="payload,id")[0]["payload"] == b"\xa1x"
+    assert read(includePayload="true", columns="payload,id")[0]["payload"] == '"x"'
+    assert read(includePayload="true", values="binary")[0]["payload"] == b"\xa1x"
+
+
+def test_result_is_json_or_has_the_type_of_the_schema(url, storage, read):
+    a_completed_job(storage, result=encode({"total": 7, "sent": True}, MSGPACK))
+    kind = pyarrow.struct([("total", pyarrow.float64())])
+
+    def only(**given):
+        [row] = read(table="results", columns="result", **given)
+        return row["result"]
+
+    assert only() == '{"total": 7, "sent": true}'
+    assert only(values="binary") == encode({"total": 7, "sent": True}, MSGPACK)
+    made = Read(
+        ReadOptions.read({"url": url, "table": "results", "resultSchema": "total double"}), {"result": kind}
+    )
+    [[one]] = [list(made.run_task(parts)) for parts in made.partitions()]
+    assert one.column("result").to_pylist() == [{"total": 7.0}]
+
+
+def test_result_names_what_its_job_is_about_and_the_write_that_enqueued_it(url, storage, read):
+    options = {"url": url, "queue": "mail", "job": "handler", "writeId": "load-7", "tags": "a,b"}
+    write = Write(WriteOptions.read({**options, "uniqueKeyColumn": "n", "subject": "s"}), ["n"])
+    write.commit([write.run_task("0.0", pyarrow.table({"n": ["k"]}).to_batches())])
+    finish(storage, *map(completing, claim(storage)))
+
+    [row] = read(table="results")
+    [same] = read(columns="unique_key,bulk_write")
+
+    assert (row["unique_key"], row["subject"], row["bulk_write"]) == ("k", "s", "load-7")
+    assert row["tags"] == ["a", "b", "import:load-7"]
+    assert same == {"unique_key": "k", "bulk_write": "load-7"}
 
 
 def test_rows_are_divided_among_the_requested_number_of_partitions(url, storage):

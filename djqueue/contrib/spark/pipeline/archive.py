@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as sql
 
+from djqueue.contrib.spark.options import BINARY
 from djqueue.contrib.spark.readable import as_json
-from djqueue.contrib.spark.tables import ATTEMPTS, JOBS, Table, ddl
+from djqueue.contrib.spark.tables import ATTEMPTS, JOBS, PAYLOAD, Table, ddl
+from djqueue.contrib.spark.tables import Column as TableColumn
 from djqueue.core.errors import StorageError
 from djqueue.core.states import TERMINAL
 from djqueue.core.units import to_milliseconds
@@ -48,8 +50,16 @@ class Archived:
 
 def archived(spark: "SparkSession", path: str, table: Table = JOBS) -> "DataFrame":
     """Return a table of an archive, with the columns of `spark.read.format("djqueue")` and `date`."""
-    schema = f"{ddl(table.chosen(payload=True))}, `date` date"
+    schema = f"{ddl(encoded_columns(table))}, `date` date"
     return spark.read.schema(schema).parquet(f"{path.rstrip('/')}/{table.name}")
+
+
+def encoded_columns(table: Table) -> list[TableColumn]:
+    """Return a table's columns, with payloads as the storage has them: `option("values", "binary")`."""
+    return [
+        column._replace(type=BINARY) if column.name == PAYLOAD else column
+        for column in table.chosen(payload=True)
+    ]
 
 
 def ended(jobs: "DataFrame", since: date, until: date, states: Sequence[str] = ENDED) -> "DataFrame":

@@ -159,7 +159,7 @@ def _archive(spark: "SparkSession", args: Namespace, context: PipelineContext, p
         jobs = ended(everything, args.since or EARLIEST, until, args.states)
         print_line(f"Dry run: {jobs.count():,} jobs before {until} would be archived.")
         return
-    everything = table(spark, context, "jobs", includePayload="true", **chosen)
+    everything = table(spark, context, "jobs", includePayload="true", values="binary", **chosen)
     jobs = ended(everything, args.since or EARLIEST, until, args.states)
     jobs = (readable(jobs) if args.json else jobs).persist()
     try:

@@ -19,7 +19,7 @@ pyspark = pytest.importorskip("pyspark", reason="Spark is not installed here: se
 pytestmark = [pytest.mark.spark_cluster, pytest.mark.slow]
 
 PACKAGES = ("pyspark", "py4j", "pyarrow", "numpy", "numpy.libs", "msgpack", "redis", "hiredis")
-"""What docs/spark.md says that Spark's processes need for Redis; pyarrow needs numpy."""
+"""What docs/spark-reference.md says that Spark's processes need for Redis; pyarrow needs numpy."""
 DRIVER = """
 import json, sys
 from pyspark.sql import SparkSession

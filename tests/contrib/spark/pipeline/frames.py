@@ -2,7 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
-from djqueue.contrib.spark.tables import ATTEMPTS, JOBS
+from djqueue.contrib.spark.pipeline.archive import encoded_columns
+from djqueue.contrib.spark.tables import ATTEMPTS, JOBS, ddl
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
 
@@ -38,9 +39,7 @@ def runs_of(spark, *rows):
 
 
 def _frame(spark, table, rows):
-    columns = table.chosen(payload=True)
+    columns = encoded_columns(table)
     for row in rows:
         assert row.keys() <= {column.name for column in columns}, row
-    return spark.createDataFrame(
-        [[row.get(column.name) for column in columns] for row in rows], table.ddl(payload=True)
-    )
+    return spark.createDataFrame([[row.get(column.name) for column in columns] for row in rows], ddl(columns))

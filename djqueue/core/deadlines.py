@@ -97,6 +97,8 @@ FIRST_PAUSE = 500
 """Milliseconds until the first probe of a server that missed a deadline, doubled for each further one."""
 LONGEST_PAUSE = 4_000
 """Maximum milliseconds between probes."""
+LONGEST_PROBE = 60_000
+"""Milliseconds after which a probe that has reported nothing does not keep others from probing."""
 
 
 class Outage(NamedTuple):
@@ -126,7 +128,7 @@ class CircuitBreaker:
         self._outage: Outage | None = None
         self._pause = GrowingPause(FIRST_PAUSE, LONGEST_PAUSE)
         self._next_probe = 0
-        self._is_probing = False
+        self._probing_until: int | None = None
 
     @property
     def outage(self) -> Outage | None:
@@ -146,9 +148,12 @@ class CircuitBreaker:
         with self._lock:
             if self._outage is None:
                 return True
-            if self._is_probing or not (at_once or self._clock.monotonic() >= self._next_probe):
+            now = self._clock.monotonic()
+            if self._probing_until is not None and now < self._probing_until:
                 return False
-            self._is_probing = True
+            if not at_once and now < self._next_probe:
+                return False
+            self._probing_until = now + LONGEST_PROBE
             return True
 
     def succeeded(self) -> None:
@@ -157,20 +162,20 @@ class CircuitBreaker:
             return
         with self._lock:
             self._outage = None
-            self._is_probing = False
+            self._probing_until = None
             self._pause.succeeded()
 
     def failed(self, reason: str) -> None:
         """Record that the server missed a deadline."""
         with self._lock:
-            if self._outage is None or self._is_probing:
+            if self._outage is None or self._probing_until is not None:
                 self._pause.failed()
             if self._outage is None:
                 self._outage = Outage(self._clock.now(), reason)
-            self._is_probing = False
+            self._probing_until = None
             self._next_probe = self._clock.monotonic() + int(self._pause.length * self._jitter())
 
     def gave_up(self) -> None:
         """Record that a probe ended without an answer and without a missed deadline."""
         with self._lock:
-            self._is_probing = False
+            self._probing_until = None

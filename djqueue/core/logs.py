@@ -10,16 +10,17 @@ the supervisor waits for these.
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
+from traceback import TracebackException
 from types import TracebackType
 from typing import Any
 
 from .callqueue import CallQueue
 from .messages import ThrottledLog
+from .sourcelines import frames_in, limited
 
 MAX_WAITING = 2_000
 """Records that wait for slow handlers; further ones are dropped and counted."""
@@ -127,7 +128,9 @@ def flush(timeout: float = FLUSH_TIMEOUT) -> bool:
 def traceback_text(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> str:
     """Return a traceback as text, of limited length, whatever the exception's class does."""
     try:
-        lines = traceback.format_exception(kind, error, frames, limit=-MAX_FRAMES)
+        made = TracebackException(kind, error, frames, limit=-MAX_FRAMES, lookup_lines=False, compact=True)
+        with limited(frames_in(made)):
+            lines = list(made.format())
     except BaseException as broken:
         return f"(the traceback cannot be shown: {type_name(broken)})"
     text = "".join(lines) if len(lines) == 1 else "".join(shortened(line, MAX_TRACEBACK) for line in lines)

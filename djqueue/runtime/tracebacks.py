@@ -20,6 +20,7 @@ from djqueue.core.logs import (
     traceback_text,
     type_name,
 )
+from djqueue.core.sourcelines import limited
 from djqueue.core.workers import MAX_DUMP
 
 from .owntasks import all_tasks
@@ -84,9 +85,11 @@ def _from_handler(frames: TracebackType | None) -> TracebackType | None:
 def _stack(frame: FrameType | None) -> str:
     if frame is None:
         return "  (finished in the meantime)\n"
-    stack = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=DEPTH)
+    walked = traceback.walk_stack(frame)
+    stack = traceback.StackSummary.extract(walked, limit=DEPTH, lookup_lines=False)
     stack.reverse()
-    return "".join(stack.format())
+    with limited(stack):
+        return "".join(stack.format())
 
 
 def _name(task: "asyncio.Task[Any]") -> str:
@@ -100,8 +103,9 @@ def _waiting(task: "asyncio.Task[Any]") -> str:
     if getattr(coroutine, "cr_running", False):
         return "  (running now: see the thread of its event loop)\n"
     walked = [(frame, frame.f_lineno) for frame in _awaited(coroutine)]
-    stack = traceback.StackSummary.extract(iter(walked[-DEPTH:]))
-    return "".join(stack.format()) or "  (no Python frames)\n"
+    stack = traceback.StackSummary.extract(iter(walked[-DEPTH:]), lookup_lines=False)
+    with limited(stack):
+        return "".join(stack.format()) or "  (no Python frames)\n"
 
 
 def _awaited(coroutine: Any) -> Iterator[FrameType]:

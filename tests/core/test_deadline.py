@@ -5,7 +5,15 @@ from threading import Thread
 
 import pytest
 
-from djqueue.core.deadlines import FIRST_PAUSE, LONGEST_PAUSE, CircuitBreaker, GrowingPause, remaining, within
+from djqueue.core.deadlines import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    LONGEST_PROBE,
+    CircuitBreaker,
+    GrowingPause,
+    remaining,
+    within,
+)
 from djqueue.testing.clock import FakeClock
 
 
@@ -121,3 +129,12 @@ def test_pause_stays_at_the_longest_however_many_tries_fail():
     pause = GrowingPause(0.5, 3.0)
 
     assert {pause.failed() for _ in range(5_000)} == {0.5, 1.0, 2.0, 3.0}
+
+
+def test_probe_that_reports_nothing_keeps_others_from_probing_for_a_limited_time(breaker, clock):
+    breaker.failed("no answer within 2 s")
+    clock.advance(FIRST_PAUSE)
+    assert breaker.enter()
+    assert not breaker.enter()
+    clock.advance(LONGEST_PROBE)
+    assert breaker.enter()

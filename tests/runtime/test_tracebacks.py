@@ -1,8 +1,15 @@
 """The stored form of an exception."""
 
+import asyncio
+import linecache
+import os
+import threading
+
+from djqueue.core import sourcelines
 from djqueue.core.logs import MAX_TRACEBACK
-from djqueue.runtime.tracebacks import MAX_MESSAGE, job_error
+from djqueue.runtime.tracebacks import MAX_MESSAGE, job_error, stacks
 from tests.runtime.running import record, work_off
+from tests.support import PATIENCE
 
 
 class NoWordsError(Exception):
@@ -75,3 +82,52 @@ async def test_traceback_of_a_job_starts_in_its_handler(storage, queue):
         assert lines[0] == "Traceback (most recent call last):"
         assert lines[1].endswith(f"in {function}")
         assert "djqueue/runtime" not in "\n".join(lines)
+
+
+def failing_in(filename: str, **names: object) -> BaseException:
+    """Return the error of code that was compiled with the name of a file."""
+    try:
+        exec(compile("raise ValueError('x')", filename, "exec"), {"__name__": "generated", **names})
+    except ValueError as caught:
+        return caught
+    raise AssertionError
+
+
+class Loader:
+    def get_source(self, name: str) -> str:
+        raise AssertionError("the project's loader was asked")
+
+
+def test_tracebacks_read_source_lines_of_small_regular_files_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(sourcelines, "MAX_FILE", 1_000)
+    (tmp_path / "small.py").write_text("a line of the source\n")
+    (tmp_path / "large.py").write_text("a line of the source\n" * 100)
+    os.mkfifo(tmp_path / "pipe.py")
+    cached = {*linecache.cache}
+
+    texts = {
+        name: job_error(failing_in(str(tmp_path / name), __loader__=Loader())).traceback
+        for name in ("small.py", "large.py", "pipe.py", "missing.py")
+    }
+
+    assert all(name in text and "ValueError: x" in text for name, text in texts.items())
+    assert [name for name, text in texts.items() if "a line of" in text] == ["small.py"]
+    assert {*linecache.cache} - cached <= {str(tmp_path / "small.py"), __file__}
+
+
+def test_stacks_read_source_lines_of_small_regular_files_only(tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")
+    has_begun, may_end = threading.Event(), threading.Event()
+    source = "def wait(): has_begun.set(); may_end.wait()"
+    names = {"has_begun": has_begun, "may_end": may_end}
+    exec(compile(source, str(tmp_path / "pipe.py"), "exec"), names)
+    thread = threading.Thread(target=names["wait"])
+    thread.start()
+    loop = asyncio.new_event_loop()
+    try:
+        assert has_begun.wait(PATIENCE)
+        assert "pipe.py" in stacks("Stacks", loop)
+    finally:
+        may_end.set()
+        thread.join()
+        loop.close()

@@ -634,10 +634,9 @@ class PostgresSql(SqlDialect):
             return ""
         pid, name, state, age, query_age, mode, table = found
         what = f"{mode} on {table}" if mode else "locks of rows"
-        return (
-            f"Session {pid} (application {name!r}, {state or 'state unknown'}) holds {what}: its "
-            f"transaction began {age or 0:.0f} s ago, and its last query {query_age or 0:.0f} s ago."
-        )
+        since = "" if age is None else f": its transaction began {age:.0f} s ago"
+        last = "" if age is None or query_age is None else f", and its last query {query_age:.0f} s ago"
+        return f"Session {pid} (application {name!r}, {state or 'state unknown'}) holds {what}{since}{last}."
 
     def make_durable(self, cursor: Any) -> None:
         cursor.execute(SYNCED)

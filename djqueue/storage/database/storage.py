@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from random import Random
 from time import monotonic
 from typing import Any, TypeVar, Unpack
 
+from django.apps import apps
 from django.db import Error, connections
 
 from djqueue.core.clock import Clock
@@ -503,12 +504,32 @@ PROBE = (
 """Writes a row that has no effect, and that a sweep removes."""
 
 
+MODELS = ("djqueue.models.hot", "djqueue.models.jobs", "djqueue.models.queues")
+"""The modules whose tables are probed."""
+MAY_NOT_WRITE = (
+    "SELECT name FROM unnest(ARRAY[{}]) AS name WHERE NOT (has_table_privilege(name, 'SELECT') "
+    "AND has_table_privilege(name, 'INSERT') AND has_table_privilege(name, 'UPDATE') "
+    "AND has_table_privilege(name, 'DELETE'))"
+)
+"""Returns some of these tables, and fails if there is no such table. It waits for no lock of a table."""
+
+
+@cache
+def _tables() -> list[str]:
+    return [model._meta.db_table for model in apps.get_models() if model.__module__ in MODELS]
+
+
 def _probe(database: Database) -> list[Finding]:
     """Write to the tables. Return the locks that are held for long; raise what an enqueue would raise."""
     if database.dialect.has_clock:
         found = list(locked_tables(lambda *lock: database.read(lambda tx: tx.rows(*lock), is_single=True)))
         if not found:
             database.write(_write)
+            if refused := database.read(_refused_tables, is_single=True):
+                raise StorageUnavailableError(
+                    f"the database {database.alias!r} cannot be used: its user may not read and write "
+                    f"{', '.join(refused)}: grant SELECT, INSERT, UPDATE and DELETE to it"
+                )
         return found
     try:
         database.write(_write)
@@ -521,3 +542,11 @@ def _probe(database: Database) -> list[Finding]:
 
 def _write(tx: Tx) -> None:
     tx.run(PROBE)
+    if not tx.dialect.has_clock:
+        # It fails if a table is missing.
+        tx.rows(f"SELECT 1 FROM {', '.join(_tables())} LIMIT 0")
+
+
+def _refused_tables(tx: Tx) -> list[str]:
+    names = ", ".join(f"'{name}'" for name in _tables())
+    return [name for (name,) in tx.rows(MAY_NOT_WRITE.format(names))]

@@ -138,7 +138,8 @@ class RetryWindow:
             return
         if isinstance(error, StorageUnavailableError):
             self._failed(str(error), self._name)  # the nodes of a cluster could not be read
-        elif (breaker := self._breakers.get(self._name)) is not None:
+        # A call with little time left says nothing about the server, but another one may probe it now.
+        if not self._is_settled and (breaker := self._breakers.get(self._name)) is not None:
             breaker.gave_up()
 
     def _failed(self, reason: str, name: str) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache
-from time import time_ns
+from time import monotonic, time_ns
 from traceback import walk_tb
 from types import TracebackType
 from typing import Any, NoReturn
@@ -262,12 +262,9 @@ WHOLE_TABLE = ["AccessExclusiveLock", "ExclusiveLock", "ShareRowExclusiveLock", 
 LOCKED_FOR = 10.0
 """Seconds after which a lock that keeps all others from writing is a problem."""
 LOCKS = """
-    SELECT k.name, k.pid, a.application_name, a.state, COALESCE(
-        k.waited, EXTRACT(EPOCH FROM clock_timestamp() - a.xact_start), (
-            SELECT MAX(EXTRACT(EPOCH FROM clock_timestamp() - w.waitstart))
-            FROM pg_locks w WHERE NOT w.granted AND w.relation = k.relation
-        ), 0
-    ) AS seconds
+    SELECT k.name, k.pid, a.application_name, a.state,
+        COALESCE(k.waited, EXTRACT(EPOCH FROM clock_timestamp() - a.xact_start)) AS seconds,
+        EXISTS (SELECT FROM pg_locks w WHERE NOT w.granted AND w.relation = k.relation) AS is_waited_for
     FROM (
         SELECT l.relation, c.relname AS name,
             CASE WHEN l.granted THEN l.pid ELSE (pg_blocking_pids(l.pid))[1] END AS pid,
@@ -277,10 +274,11 @@ LOCKS = """
             AND left(c.relname, 8) = 'djqueue_' AND l.pid <> pg_backend_pid()
             AND l.mode = ANY(?)
     ) k LEFT JOIN pg_stat_activity a ON a.pid = k.pid
-    ORDER BY seconds DESC
+    ORDER BY seconds DESC NULLS LAST
 """
 """Tables of djqueue that cannot be written, because a session has locked them, or waits for a lock of the
-whole table behind another session."""
+whole table behind another session. The seconds are null for another role's session, unless this role has
+pg_read_all_stats."""
 WRITE_BYTE = 120
 """Byte of the file DATABASE-shm that SQLite locks while a transaction writes."""
 
@@ -296,15 +294,41 @@ def locked_tables(
     """
     locked_for = LOCKED_FOR if locked_for is None else locked_for
     seen = set()
-    for table, pid, application, state, seconds in rows(LOCKS, WHOLE_TABLE):
-        if seconds >= locked_for and pid not in seen:
+    for table, pid, application, state, seconds, is_waited_for in undated.dated(rows(LOCKS, WHOLE_TABLE)):
+        is_long = is_waited_for if seconds is None else seconds >= locked_for
+        if is_long and pid not in seen:
             seen.add(pid)
             about = ", ".join(filter(None, (application, state)))
+            time = "" if seconds is None else f" for {float(seconds):.0f} s"
             yield problem(
-                f"the table {table} has been locked for {float(seconds):.0f} s by the session {pid}"
+                f"the table {table} has been locked{time} by the session {pid}"
                 + (f" ({about})" if about else ""),
                 f"End its transaction, or the session: SELECT pg_terminate_backend({pid})",
             )
+
+
+class UndatedLocks:
+    """Since when this process has seen the locks whose age the database does not show to its role."""
+
+    def __init__(self) -> None:
+        self._since = monotonic()
+        self._first_seen: dict[tuple[str, int], float] = {}
+
+    def dated(self, locks: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        """Yield rows of LOCKS with the seconds since a lock was first seen. These stay unknown while this
+        process is so young that it could not have seen what is a problem.
+        """
+        now, before = monotonic(), self._first_seen
+        self._first_seen = {}
+        for table, pid, application, state, seconds, is_waited_for in locks:
+            if seconds is None:
+                first = self._first_seen[table, pid] = before.get((table, pid), now)
+                if now - self._since >= LOCKED_FOR:
+                    seconds = now - first
+            yield table, pid, application, state, seconds, is_waited_for
+
+
+undated = UndatedLocks()
 
 
 def locked_file(alias: str) -> Iterator[Finding]:

@@ -96,3 +96,84 @@ def test_process_that_has_locked_a_file_is_named(tmp_path):
         assert holder.startswith(f"{os.getpid()} (")
         assert lock_holders(str(path)) == [holder]
         assert lock_holders(str(path), 108) == []
+
+
+@pytest.mark.parametrize("table", ["djqueue_ready", "djqueue_job_result"])
+def test_probe_fails_while_a_table_is_missing(make, table):
+    storage: DatabaseStorage = make()
+
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER TABLE {table} RENAME TO elsewhere")
+        try:
+            with pytest.raises(
+                StorageUnavailableError, match=f"{table}.*(exist|such)|no such table.*{table}"
+            ):
+                storage.probe()
+        finally:
+            cursor.execute(f"ALTER TABLE elsewhere RENAME TO {table}")
+    assert list(storage.probe()) == []
+
+
+def test_probe_names_a_table_that_the_user_may_not_write_to(make):
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has no users")
+    storage: DatabaseStorage = make(connect=False)
+
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE ROLE probing")
+        cursor.execute("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO probing")
+        cursor.execute("REVOKE DELETE ON djqueue_ready FROM probing")
+        try:
+            cursor.execute("SET ROLE probing")
+            with pytest.raises(StorageUnavailableError, match="may not read and write djqueue_ready: grant "):
+                storage.probe()
+        finally:
+            cursor.execute("RESET ROLE")
+            cursor.execute("DROP OWNED BY probing")
+            cursor.execute("DROP ROLE probing")
+
+
+def test_lock_whose_age_is_hidden_is_reported_by_how_long_it_was_seen(monkeypatch):
+    now = [1_000.0]
+    monkeypatch.setattr(dberrors, "monotonic", lambda: now[0])
+    monkeypatch.setattr(dberrors, "undated", dberrors.UndatedLocks())
+
+    def found(is_waited_for, pid=7):
+        locks = [("djqueue_job", pid, "psql", None, None, is_waited_for)]
+        return [finding.text for finding in dberrors.locked_tables(lambda *_: locks)]
+
+    # A process that has just begun cannot know since when the lock is held.
+    assert found(False) == []
+    assert found(True) == ["the table djqueue_job has been locked by the session 7 (psql)"]
+    now[0] += dberrors.LOCKED_FOR
+    assert found(True) == ["the table djqueue_job has been locked for 10 s by the session 7 (psql)"]
+    # Later, the time since the first look counts, for each session.
+    assert found(True, pid=8) == []
+    now[0] += dberrors.LOCKED_FOR
+    assert found(True, pid=8) == ["the table djqueue_job has been locked for 10 s by the session 8 (psql)"]
+    assert found(True) == []
+
+
+@pytest.mark.parametrize("mode", ["ACCESS EXCLUSIVE", "SHARE"])
+def test_ages_of_other_sessions_are_unknown_without_a_right(make, mode):
+    if connection.vendor != "postgresql":
+        pytest.skip("SQLite has no users")
+
+    def rows(statement, modes):
+        with connection.cursor() as cursor:
+            cursor.execute("CREATE ROLE probing")
+            cursor.execute("SET ROLE probing")
+            try:
+                cursor.execute(statement.replace("?", "%s"), [modes])
+                return cursor.fetchall()
+            finally:
+                cursor.execute("RESET ROLE")
+                cursor.execute("DROP ROLE probing")
+
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(f"LOCK TABLE djqueue_job IN {mode} MODE")
+        [[table, _pid, _application, state, seconds, is_waited_for]] = elsewhere(
+            lambda: rows(dberrors.LOCKS, dberrors.WHOLE_TABLE)
+        )
+    assert (table, state, seconds, is_waited_for) == ("djqueue_job", None, None, False)

@@ -8,6 +8,7 @@ from threading import Thread
 import pytest
 
 from djqueue.client import Queue
+from djqueue.core.deadlines import within
 from djqueue.core.errors import DjqueueError, StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.redis import RedisStorage
@@ -319,3 +320,24 @@ def attempt(storage, queue=QUEUE):
         return enqueue(storage, queue=queue)
     except StorageUnavailableError as error:
         return error
+
+
+def test_call_with_little_time_that_probes_in_vain_lets_other_calls_probe(
+    redis_options, redis_server, open_storage
+):
+    storage = open_storage(redis_server.url)
+    reach(storage)
+
+    def probe_briefly() -> str:
+        with within(0.1), pytest.raises(StorageUnavailableError) as raised:
+            storage.probe()
+        return str(raised.value)
+
+    with redis_server.frozen():
+        assert isinstance(attempt(storage), StorageUnavailableError)
+        assert "retrying soon" in probe_briefly()
+        eventually(lambda: "retrying soon" not in probe_briefly())
+        breaker = storage._roundtrips._breakers[""]
+        assert breaker.enter(at_once=True)
+        breaker.gave_up()
+    reach(storage)

@@ -26,6 +26,8 @@ from .dashboard import ModelAdmin, dashboard_of
 
 MAX_LISTED = 10_000
 """Rows that a list shows: the newest."""
+MAX_TERM = 1_000
+"""Maximum of characters of a search; databases limit patterns."""
 MAX_SEARCHED = 100_000
 """Rows, the newest, that are searched for the beginning of an id or a name, as no index supports that."""
 MAX_QUEUES = 5_000
@@ -208,6 +210,14 @@ class ReadOnlyAdmin(ModelAdmin):
             return ""
         return dashboard.url(page, *args)
 
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Any], search_term: str
+    ) -> tuple[QuerySet[Any], bool]:
+        """Return the matching rows: none for a term that is too long."""
+        if len(search_term) > MAX_TERM:
+            return queryset.none(), False
+        return super().get_search_results(request, queryset, search_term)
+
 
 class JobRowAdmin(ReadOnlyAdmin):
     """A list of rows that name their job by queue and id."""
@@ -223,6 +233,8 @@ class JobRowAdmin(ReadOnlyAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
+        if len(term) > MAX_TERM:
+            return queryset.none(), False
         exact = queryset.filter(queue__in=used_queues(request, self.model), job_id=term)
         if exact.exists():
             return exact, False

@@ -105,8 +105,16 @@ class Announcer:
 
 def clean_thread() -> None:
     """Close broken and old database connections of a thread that calls the project's code."""
-    if has_django():
-        close_old_connections()
+    if not has_django():
+        return
+    for connection in connections.all(initialized_only=True):
+        if connection.in_atomic_block:
+            connection.close()
+            # It remembers the block, and would refuse to connect again.
+            del connections[connection.alias]
+            text = "Code that djqueue has called has left a transaction of %r open; it has been rolled back."
+            errors.log(ERROR, connection.alias, text, connection.alias)
+    close_old_connections()
 
 
 def close_thread() -> None:

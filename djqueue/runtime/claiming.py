@@ -24,7 +24,7 @@ from .events import MAIN_OPERATION
 from .executors import Executor
 from .handlers import Handler, Style
 from .outcomes import release
-from .owntasks import hidden
+from .owntasks import own_task
 from .probation import Probation
 from .reports import Meter, Reports
 from .runs import AttemptCount, Run, Stop, lease_of
@@ -174,7 +174,7 @@ class ClaimLoop:
             exchange = self._next_exchange()
             if exchange is None:
                 return
-            task = hidden(asyncio.create_task(self._exchange(exchange)))
+            task = own_task(asyncio.get_running_loop(), self._exchange(exchange))
             self._exchanges.add(task)
             task.add_done_callback(self._on_exchanged)
 

@@ -19,7 +19,7 @@ from djqueue.core.errors import ItemError, SerializationError
 from djqueue.core.job import Emission
 
 from .context import WorkerContext
-from .owntasks import hidden
+from .owntasks import own_task
 from .runs import Run
 
 INTERVAL = 0.005
@@ -94,7 +94,7 @@ class Flushing(ABC):
             return  # Nothing would await a task that begins while its loop is being closed.
         self._scheduled = False
         self._not_before = self._loop.time() + self.interval
-        self._flush = hidden(self._loop.create_task(self._flush_scheduled()))
+        self._flush = own_task(self._loop, self._flush_scheduled())
 
     async def _flush_scheduled(self) -> None:
         try:

@@ -1,6 +1,6 @@
 """The events of a worker: each feeds the log, the counters and the signals. Payloads are never logged."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from logging import DEBUG, ERROR, INFO, WARNING
@@ -194,6 +194,11 @@ class RunEvents:
         "%s is still running %.0f s after its timeout. This process finishes its other jobs and is "
         "replaced; the job then counts as timed out. Choose the executor 'isolated' for such jobs",
     )
+    blocked_for_good = run_event(
+        ERROR,
+        "%s blocks the event loop %.0f s after its timeout. This process ends, and is replaced; the job then "
+        "counts as stalled. Choose the executor 'isolated' for such jobs",
+    )
     overrunning = run_event(WARNING, "%s is still running %.0f s after its timeout, and keeps its slot")
     called_twice = run_event(
         WARNING, "%s: the handler called done() more than once; only the first call counts"
@@ -210,14 +215,24 @@ class RunEvents:
             "the job returned to its queue" if outcome.kind == "release" else "the attempt failed (timeout)",
         )
 
-    def backoff_failed(self, run: Run, error: BaseException) -> None:
-        """Log that a job type's backoff function failed."""
+    def loop_blocked(self, runs: Sequence[Run], seconds: float) -> None:
+        """Log that a handler keeps the event loop from running anything else."""
+        names = ", ".join(map(_name, runs)) or "none"
         logger.error(
-            "%s: the backoff function raised an exception; using the default backoff",
-            _name(run),
-            exc_info=error,
-            extra=_extra(run.claimed),
+            "The event loop has been blocked for %.0f s: nothing else starts or ends in this worker. Jobs on "
+            "it: %s. Use a function that is not async, or await what takes time",
+            seconds,
+            names,
         )
+
+    def backoff_failed(self, run: Run, what: str, error: BaseException) -> None:
+        """Log that the project's code gave no valid delay until the next attempt of a job.
+
+        what: A sentence about it, without its end.
+        """
+        name = run.claimed.name
+        text = "Job type %s: %s; the backoff of the job's options applies"
+        self._throttled.log(ERROR, f"{name} {what}", text, name, what, exc_info=error)
 
     def cleanup_failed(self, run: Run | None, error: BaseException) -> None:
         """Log that Django's database connections had to be given up after a job or an idle time."""

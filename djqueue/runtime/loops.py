@@ -15,7 +15,7 @@ from djqueue.core.threads import after_fork, start_daemon
 
 from .executors.connections import close_connections, release_pooled
 from .exits import end_copy
-from .owntasks import all_tasks, hidden, hide_tasks_on
+from .owntasks import all_tasks, hide_tasks_on, own_task
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def run_loop(main: Coroutine[Any, Any, T], on_stray: Callable[[BaseException], o
     try:
         asyncio.set_event_loop(loop)
         hide_tasks_on(loop)
-        task = hidden(loop.create_task(main))
+        task = own_task(loop, main)
         while True:
             try:
                 return loop.run_until_complete(task)

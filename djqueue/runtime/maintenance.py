@@ -1,6 +1,7 @@
 """Periodic maintenance of the storage on two threads of a worker, and a check for unhandled jobs."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from random import Random
 
@@ -36,14 +37,24 @@ class Maintenance:
         events: Logs failures.
         random: Source of the jitter.
         watch: Also checks for unhandled jobs.
+        renew: Renews the leases of this process.
     """
 
     def __init__(
-        self, storage: Storage, events: RunEvents, random: Random, watch: "UnhandledWatch | None" = None
+        self,
+        storage: Storage,
+        events: RunEvents,
+        random: Random,
+        watch: "UnhandledWatch | None" = None,
+        renew: Callable[[], object] = lambda: None,
     ) -> None:
         self._random = random
         self._events = events
-        self._chores: dict[str, Callable[[], object]] = {"sweep": storage.maintain, **chores_of(storage)}
+        self._storage = storage
+        self._renew = renew
+        self._has_failed = False
+        """Whether the last sweep has failed."""
+        self._chores: dict[str, Callable[[], object]] = {"sweep": self._sweep, **chores_of(storage)}
         if watch is not None:
             self._chores["unhandled"] = watch.look
         last: dict[str, Callable[[], object]] = {"resign": storage.resign}
@@ -73,6 +84,17 @@ class Maintenance:
             thread.stop()
         for thread in self._threads:
             thread.join(STOP_TIMEOUT)
+
+    def _sweep(self) -> None:
+        """Sweep. After an outage, this process's leases come first: their jobs are running or have ended, and
+        would run again.
+        """
+        if self._has_failed:
+            with suppress(Exception):  # The heartbeat tries it, too, and reports it.
+                self._renew()
+        self._has_failed = True
+        self._storage.maintain()
+        self._has_failed = False
 
     def _round(self, chores: Mapping[str, Callable[[], object]]) -> None:
         for name, chore in chores.items():

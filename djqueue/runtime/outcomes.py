@@ -15,7 +15,7 @@ from .tracebacks import clean, job_error
 
 MAX_REASON = 100
 """Maximum of characters of a reason that a handler gives."""
-OnBadBackoff = Callable[[BaseException], None]
+OnBadBackoff = Callable[[str, BaseException], None]
 
 
 def after_error(
@@ -72,19 +72,21 @@ def next_delay(
     The delay that the handler asks for comes first, then the job type's backoff function unless the caller
     gave the job a backoff of its own, and then the backoff in the job's options.
 
-    on_bad: Called if a delay or backoff function is not valid; the job's backoff options are used instead.
+    on_bad: Called with what is not valid and its error; the job's backoff options are used instead.
     """
     failures = claimed.failures + 1
+    what = "the delay of its Retry or Snooze is not valid"
     try:
         # `isinstance` would run code of the exception's class.
         asked = error.delay if issubclass(type(error), (Retry, Snooze)) else None  # type: ignore[attr-defined]
         if asked is not None:
             return milliseconds("delay", asked)
+        what = "its backoff function failed"
         if handler.backoff is not None and not claimed.options.backoff_given:
             return milliseconds("backoff", handler.backoff(failures, error))
     except BaseException as broken:
         # Even a backoff function that calls sys.exit() must not stop the worker.
-        on_bad(broken)
+        on_bad(what, broken)
     return claimed.options.backoff.delay(failures, random)
 
 

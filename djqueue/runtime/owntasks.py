@@ -5,11 +5,14 @@ A handler that cancels all tasks (`asyncio.all_tasks()`) would otherwise end oth
 
 import asyncio
 from asyncio import AbstractEventLoop, Task, _unregister_task  # documented for authors of tasks
+from collections.abc import Coroutine
 from contextlib import suppress
+from contextvars import Context
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 T = TypeVar("T", bound=Task[Any])
+V = TypeVar("V")
 
 _hidden: "WeakKeyDictionary[AbstractEventLoop, WeakSet[Task[Any]]]" = WeakKeyDictionary()
 
@@ -26,6 +29,13 @@ def hidden(task: T) -> T:
         tasks.add(task)
         _unregister_task(task)
     return task
+
+
+def own_task(
+    loop: AbstractEventLoop, coroutine: Coroutine[Any, Any, V], context: Context | None = None
+) -> Task[V]:
+    """Start a hidden task, without the task factory that a handler may have set. Called on the loop."""
+    return hidden(Task(coroutine, loop=loop, context=context))
 
 
 def all_tasks(loop: AbstractEventLoop) -> set[Task[Any]]:

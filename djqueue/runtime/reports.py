@@ -12,7 +12,7 @@ from djqueue.core.metrics import PARTS, Histogram, RunStats, part_of
 
 from .context import WorkerContext
 from .emitting import Emitter, Flushing, RunItems
-from .owntasks import hidden
+from .owntasks import own_task
 from .runs import Child, Run, aread, children, read
 
 INTERVAL = 0.1
@@ -197,7 +197,7 @@ class Meter:
 
     def _start(self) -> None:
         self._timer = None
-        self._flush = hidden(self._loop.create_task(self._send()))
+        self._flush = own_task(self._loop, self._send())
 
     async def _send(self) -> None:
         entries, self._entries = self._entries, {}

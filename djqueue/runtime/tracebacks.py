@@ -25,6 +25,8 @@ from djqueue.core.workers import MAX_DUMP
 
 from .owntasks import all_tasks
 
+MAX_TYPE = 1_000
+"""Maximum of characters of the name of a class."""
 MAX_MESSAGE = 10_000
 """Maximum of characters of a message."""
 DEPTH = 60
@@ -39,7 +41,7 @@ OWN = str(Path(__file__).parent)
 
 def job_error(error: BaseException) -> JobFailure:
     """Return an exception's type, message and traceback, which begins at the handler."""
-    return JobFailure(type_name(error), message_of(error), _formatted(error))
+    return JobFailure(shortened(type_name(error), MAX_TYPE), message_of(error), _formatted(error))
 
 
 def exc_info(error: BaseException | None) -> ExcInfo | None:

@@ -16,15 +16,20 @@ from djqueue._version import __version__
 from djqueue.core import procfs
 from djqueue.core.errors import StorageReplacedError
 from djqueue.core.job import Event as JobEvent
+from djqueue.core.logs import flush
+from djqueue.core.overview import Finding
 from djqueue.core.workers import DUMP, QUIET, RESUME, STOP, RunningJob, WorkerInfo
 from djqueue.storage.base import Unsubscribe
 
+from . import problems
 from .context import WorkerContext
 from .executors import Executor
-from .exits import supervisor
+from .executors.execution import call_on_loop
+from .executors.inline import OVERRUN_PATIENCE
+from .exits import FAILED, leave, supervisor
 from .leases import seconds_between_checks
 from .loops import Periodic
-from .owntasks import hidden
+from .owntasks import own_task
 from .runs import Run, Stop, lease_of
 from .tracebacks import stacks
 
@@ -44,6 +49,11 @@ IDLE_TICK = 1.0
 """Seconds between checks while nothing is running."""
 LONG_RUN = 50
 """Milliseconds after which the worker subscribes to a job's queue."""
+BLOCKED_AFTER = 10_000
+"""Milliseconds after which a loop that runs nothing counts as blocked."""
+LOOP = "loop"
+"""The part of the process that has the problem of a blocked loop."""
+UNBLOCK = "Use a function that is not async, or `await` what takes time; dump the worker's stacks to see it."
 SUBSCRIPTION_IDLE = 60_000
 """Milliseconds from the last such job of a queue until the subscription ends."""
 
@@ -65,6 +75,7 @@ class Heartbeat:
         self._summed_at = context.clock.monotonic()
         self.shortest_lease = self._interval * RENEWALS_PER_LEASE
         """Milliseconds of the shortest lease claimed so far."""
+        self._loop_watch = LoopWatch(context)
         self._thread = Periodic("djqueue-heartbeat", self._seconds, self._beat)
         self._life: Periodic | None = None
         """Shows the lease keeper that this process's threads run, also while the storage does not answer."""
@@ -115,6 +126,10 @@ class Heartbeat:
             elif renewal.cancel_requested:
                 self._executor.stop(run, Stop.REQUESTED)
 
+    def renew_held(self) -> None:
+        """Renew the leases of all runs. Raises what the storage raises."""
+        self.renew(self._runs.held())
+
     def info(self) -> WorkerInfo:
         """Return the worker's entry in the storage's list of workers. From any thread."""
         context, control = self._context, self._control
@@ -149,8 +164,9 @@ class Heartbeat:
         )
 
     def _beat(self) -> None:
+        self._loop_watch.look()
         try:
-            self.renew(self._runs.held())
+            self.renew_held()
             while commands := self._storage.workers.register(self.info()):
                 for command in commands:
                     self._execute(command)
@@ -221,6 +237,54 @@ class Heartbeat:
         return max(1, interval) / 1_000
 
 
+class LoopWatch:
+    """Notices on the heartbeat's thread that a handler blocks the event loop, on which all else waits.
+
+    A supervised worker ends if such a handler has exceeded its timeout, which its loop can no longer notice.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._asked_at: int | None = None
+        """Monotonic milliseconds of a call that the loop has not made yet."""
+        self._is_reported = False
+
+    def look(self) -> None:
+        """Look whether the loop has made the last call."""
+        now = self._context.clock.monotonic()
+        if self._asked_at is None:
+            if self._is_reported:
+                self._is_reported = False
+                problems.note(LOOP, ())
+            self._asked_at = now
+            call_on_loop(self._context.loop, self._context.events, "a look at the loop", self._answer)
+        elif now - self._asked_at >= BLOCKED_AFTER:
+            self._report(now, now - self._asked_at)
+
+    def _answer(self) -> None:
+        self._asked_at = None
+
+    def _report(self, now: int, blocked: int) -> None:
+        context = self._context
+        runs = [
+            run
+            for run in context.runs.executing.copy().values()
+            if run.handler.on_loop and not run.in_process
+        ]
+        if not self._is_reported:
+            self._is_reported = True
+            context.events.loop_blocked(runs[:MAX_NAMED], blocked / 1_000)
+        names = ", ".join(f"{run.claimed.name} [{run.claimed.id}]" for run in runs[:MAX_NAMED])
+        text = f"the event loop has been blocked for {blocked / 1_000:.0f} s; jobs on it: {names or 'none'}"
+        problems.note(LOOP, [Finding("worker.loop", "error", text, UNBLOCK)])
+        patience = OVERRUN_PATIENCE * 1_000 + BLOCKED_AFTER
+        late = [run for run in runs if run.claimed.options.timeout and run.overran_by(now) >= patience]
+        if late and context.control.is_replaceable:
+            context.events.blocked_for_good(late[0], late[0].overran_by(now) / 1_000)
+            flush()
+            leave(FAILED)
+
+
 class CancelWatch:
     """Subscribes to the queues of long-running jobs, so that cancel requests arrive before a heartbeat.
 
@@ -273,7 +337,7 @@ class CancelWatch:
             if now - run.since >= LONG_RUN:
                 self._needed[run.claimed.queue] = now
         if self._round is None and now >= self._not_before and self._is_out_of_date(now):
-            self._round = hidden(self._loop.create_task(self._update(now)))
+            self._round = own_task(self._loop, self._update(now))
         self._is_fast = bool(self._runs.executing)
         if self._is_fast:
             self._timer = self._loop.call_later(TICK, self._tick)

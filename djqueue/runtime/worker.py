@@ -27,7 +27,7 @@ from .handlers import Handlers, read_handlers
 from .leases import LeaseTable
 from .loops import run_loop
 from .maintenance import Maintenance, UnhandledWatch
-from .owntasks import hidden
+from .owntasks import own_task
 from .reports import Meter, Reports
 from .runs import AttemptCount, Run, Runs, Stop
 from .shutdown import Shutdown
@@ -384,7 +384,9 @@ class WorkerParts:
         self._maintenance = None
         if self._options.maintain:
             watch = UnhandledWatch(self._storage, self._events, context.clock, self._options.queues)
-            self._maintenance = Maintenance(self._storage, self._events, context.random, watch)
+            self._maintenance = Maintenance(
+                self._storage, self._events, context.random, watch, self.heartbeat.renew_held
+            )
         self._meter = Meter(context)
         self.claim_loop = ClaimLoop(
             context,
@@ -423,7 +425,7 @@ class WorkerParts:
     async def claim_until_done(self) -> None:
         """Claim and run jobs until the worker stops; cancelling this stops it in a hurry."""
         # A task of its own, so that cancelling the worker does not cancel calls of the storage.
-        claiming = hidden(asyncio.create_task(self.claim_loop.run()))
+        claiming = own_task(asyncio.get_running_loop(), self.claim_loop.run())
         self.shutdown.cancel_claiming = claiming.cancel
         try:
             await asyncio.shield(claiming)

@@ -237,3 +237,11 @@ def test_a_result_links_to_its_job_without_a_query() -> None:
     make_result(job, 1)
     shown = logged_in(make_superuser()).get(change_url(JobResult.objects.get())).content.decode()
     assert f'href="/admin/djqueue/job/?queue=emails&amp;q={job.job_id}"' in shown
+
+
+@pytest.mark.parametrize("model", ["job", "deadletter", "jobresult", "cronjob"])
+def test_search_for_a_term_that_is_too_long_finds_nothing(model: str) -> None:
+    response = logged_in(make_superuser()).get(f"/admin/djqueue/{model}/", {"q": "x" * 70_000})
+
+    assert response.status_code == 200
+    assert response.context["cl"].result_count == 0

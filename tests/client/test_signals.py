@@ -5,6 +5,8 @@ import threading
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from django.contrib.auth.models import User
+from django.db import transaction
 
 from djqueue import Queue, Worker, flow, job, signals
 from djqueue.client import announcing
@@ -295,3 +297,24 @@ def test_failure_that_no_worker_reports_is_logged(caplog):
     announcing.announce_incidents([Incident("emails", "a", "shop.send", "failed", "worker_lost")])
 
     assert "Job a (shop.send) of queue 'emails' failed permanently (worker_lost)." in caplog.messages
+
+
+@pytest.mark.django_db(transaction=True)
+def test_transaction_that_a_receiver_leaves_open_does_not_affect_later_receivers(caplog):
+    counts = []
+
+    def receiver(sender, signal, **said):
+        counts.append(User.objects.count())
+        if len(counts) == 1:
+            transaction.atomic().__enter__()
+
+    with connected(signals.job_cancelled, receiver):
+        for _ in range(3):
+            announcer.announce(signals.job_cancelled, "handler", reason="")
+        assert announcer.flush(PATIENCE)
+
+    assert counts == [0, 0, 0]
+    [line] = [record.getMessage() for record in caplog.records if "transaction" in record.getMessage()]
+    assert line == (
+        "Code that djqueue has called has left a transaction of 'default' open; it has been rolled back."
+    )

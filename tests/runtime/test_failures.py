@@ -231,7 +231,23 @@ async def test_job_type_with_backoff_function_uses_it(storage, queue, caplog, fa
         assert wait == pytest.approx(300_000, abs=1_000)
     else:
         assert wait < 5_000
-        assert any("backoff function raised an exception" in line for line in messages(caplog))
+        assert any("its backoff function failed" in line for line in messages(caplog))
+
+
+async def test_delay_that_is_not_valid_is_blamed_once(storage, queue, caplog):
+    attempts = []
+
+    def handler(job):
+        attempts.append(job)
+        if len(attempts) < 3:
+            raise Retry(delay=float("nan"))
+
+    job_id = queue.enqueue(name=HANDLER, max_attempts=3, backoff=0).id
+    async with working(storage, handler):
+        await reached(queue, job_id, "completed")
+
+    [line] = [line for line in messages(caplog) if "delay" in line]
+    assert line.startswith(f"Job type {HANDLER}: the delay of its Retry or Snooze is not valid; the backoff ")
 
 
 @pytest.mark.parametrize("given", [7, "exponential"])

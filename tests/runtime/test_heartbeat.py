@@ -9,6 +9,7 @@ from djqueue import Worker
 from djqueue._version import __version__
 from djqueue.core.errors import StorageReplacedError, StorageUnavailableError
 from djqueue.core.workers import MAX_DUMP
+from djqueue.runtime import problems, watching
 from djqueue.runtime.tracebacks import stacks
 from tests.runtime.running import HANDLER, messages, reached, record, working
 from tests.runtime.storages import RecordingStorage
@@ -260,3 +261,44 @@ def test_stack_dump_is_truncated_at_its_limit():
         loop.close()
     assert len(text) == MAX_DUMP
     assert text.endswith("… (truncated)\n")
+
+
+async def test_job_that_blocks_the_event_loop_is_named(storage, queue, caplog, monkeypatch):
+    monkeypatch.setattr(watching, "BLOCKED_AFTER", 100)
+    noted = []
+
+    async def handler(job):
+        eventually(lambda: any("event loop has been blocked" in line for line in messages(caplog)))
+        eventually(problems.noted)
+        noted.extend(problems.noted())
+
+    job_id = queue.enqueue(name=HANDLER).id
+    async with working(storage, handler, heartbeat=0.02):
+        await reached(queue, job_id, "completed")
+        await aeventually(lambda: not problems.noted())
+
+    assert [finding.id for finding in noted] == ["worker.loop"]
+    assert f"{HANDLER} [{job_id}]" in noted[0].text
+    [line] = [line for line in messages(caplog) if "event loop has been blocked" in line]
+    assert job_id in line
+
+
+@pytest.mark.parametrize("is_replaceable", [False, True])
+async def test_supervised_worker_ends_if_a_job_blocks_its_loop_after_its_timeout(
+    storage, queue, caplog, monkeypatch, is_replaceable
+):
+    monkeypatch.setattr(watching, "BLOCKED_AFTER", 50)
+    monkeypatch.setattr(watching, "OVERRUN_PATIENCE", 0.0)
+    ended = []
+    monkeypatch.setattr(watching, "leave", ended.append)
+
+    async def handler(job):
+        eventually(lambda: ended if is_replaceable else problems.noted())
+
+    async with working(storage, handler, heartbeat=0.02) as worker:
+        worker.is_replaceable = is_replaceable
+        job_id = queue.enqueue(name=HANDLER, timeout=0.01, max_attempts=1).id
+        await aeventually(lambda: record(queue, job_id).finished_at)
+
+    assert set(ended) == ({1} if is_replaceable else set())
+    assert any("blocks the event loop" in line for line in messages(caplog)) == is_replaceable

@@ -10,7 +10,7 @@ import pytest
 
 from djqueue import Queue
 from djqueue.runtime.loops import Periodic, new_loop, run_loop
-from tests.runtime.running import HANDLER, working
+from tests.runtime.running import HANDLER, record, work_off, working
 from tests.support import PATIENCE
 
 
@@ -148,3 +148,21 @@ def test_periodic_action_is_repeated_after_errors_of_which_the_first_is_logged(c
 
     assert [str(record.exc_info[1]) for record in caplog.records][:2] == ["'first'", "'third'"]
     assert caplog.records[0].getMessage() == "The thread djqueue-test failed, and goes on."
+
+
+async def test_task_factory_of_a_handler_affects_neither_other_jobs_nor_the_worker(storage, queue):
+    loop = asyncio.get_running_loop()
+
+    def refuse(*_, **__):
+        raise RuntimeError("no tasks")
+
+    async def handler(job):
+        loop.set_task_factory(refuse)
+
+    try:
+        ids = [queue.enqueue(name=HANDLER).id for _ in range(3)]
+        await work_off(storage, handler, concurrency=1)
+    finally:
+        loop.set_task_factory(None)
+
+    assert [record(queue, job_id).state for job_id in ids] == ["completed"] * 3

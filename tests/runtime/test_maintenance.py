@@ -1,10 +1,18 @@
 """A worker warns about jobs that no live worker can run, and does not repeat itself."""
 
+from random import Random
+
 import pytest
 
 from djqueue import Queue, Worker
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.workers import WorkerInfo
-from djqueue.runtime.maintenance import UNHANDLED_CHECK_INTERVAL, UNHANDLED_LOG_INTERVAL, UnhandledWatch
+from djqueue.runtime.maintenance import (
+    UNHANDLED_CHECK_INTERVAL,
+    UNHANDLED_LOG_INTERVAL,
+    Maintenance,
+    UnhandledWatch,
+)
 from djqueue.storage.memory import MemoryStorage
 from djqueue.testing.clock import FakeClock
 from tests.runtime.running import working
@@ -81,3 +89,27 @@ async def test_running_worker_logs_unhandled_jobs(storage, queue, caplog, monkey
     queue.enqueue(1, name="shop.new")
     async with working(storage, lambda job: None):
         await aeventually(lambda: any("named shop.new are waiting" in line for line in messages(caplog)))
+
+
+def test_first_sweep_after_a_failed_one_renews_leases_before(clock):
+    calls, failures = [], [StorageUnavailableError("away"), None, None]
+
+    class Failing(MemoryStorage):
+        def maintain(self):
+            calls.append("sweep")
+            if (failure := failures.pop(0)) is not None:
+                raise failure
+
+    def renew():
+        calls.append("renew")
+        raise StorageUnavailableError("not yet")
+
+    storage = Failing(clock=clock)
+    worker = Worker(storage, handlers={}, worker_id="w1", clock=clock)
+    maintenance = Maintenance(storage, worker.events, Random(1), renew=renew)
+    with pytest.raises(StorageUnavailableError, match="away"):
+        maintenance._sweep()
+    maintenance._sweep()
+    maintenance._sweep()
+
+    assert calls == ["sweep", "renew", "sweep", "sweep"]

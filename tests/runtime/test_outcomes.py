@@ -131,7 +131,9 @@ LINEAR = Backoff(kind="linear", base=1000, jitter=0)
 def delay_of(error: BaseException, function=None, failures: int = 0):
     bad: list[BaseException] = []
     handler = Handler("handler", print, Style.JOB, function)
-    delay = next_delay(claimed(failures, backoff=LINEAR), handler, error, Random(1), bad.append)
+    delay = next_delay(
+        claimed(failures, backoff=LINEAR), handler, error, Random(1), lambda _, one: bad.append(one)
+    )
     return delay, bad
 
 

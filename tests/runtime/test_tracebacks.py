@@ -7,7 +7,7 @@ import threading
 
 from djqueue.core import sourcelines
 from djqueue.core.logs import MAX_TRACEBACK
-from djqueue.runtime.tracebacks import MAX_MESSAGE, job_error, stacks
+from djqueue.runtime.tracebacks import MAX_MESSAGE, MAX_TYPE, job_error, stacks
 from tests.runtime.running import record, work_off
 from tests.support import PATIENCE
 
@@ -131,3 +131,10 @@ def test_stacks_read_source_lines_of_small_regular_files_only(tmp_path):
         may_end.set()
         thread.join()
         loop.close()
+
+
+def test_long_names_of_classes_are_cut():
+    error = job_error(type("x" * 100_000, (Exception,), {})())
+
+    assert len(error.type) <= MAX_TYPE
+    assert len(error.traceback) <= MAX_TRACEBACK

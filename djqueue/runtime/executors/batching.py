@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from djqueue.core.errors import UnrecoverableError
 from djqueue.core.logs import frames_of
 from djqueue.runtime.handlers import Handler, call_arguments
-from djqueue.runtime.owntasks import hidden
+from djqueue.runtime.owntasks import own_task
 from djqueue.runtime.runs import CURRENT, JobContext, Run, Stop
 
 from .execution import isolate_context
@@ -131,7 +131,7 @@ class Batcher:
             self._calls[run] = call
             # The timeout counts from the call.
             self._set_deadline(run)
-        call.task = hidden(asyncio.create_task(self._run(call)))
+        call.task = own_task(asyncio.get_running_loop(), self._run(call))
 
     async def _run(self, call: BatchCall) -> None:
         # A batch has no single current job.
@@ -139,7 +139,8 @@ class Batcher:
         isolate_context()
         jobs = [run.context for run in call.members]
         try:
-            value = await self._call(jobs)
+            # The function may change its list.
+            value = await self._call(jobs.copy())
             results = spread(value, [job.id for job in jobs])
         except BaseException as error:
             if is_discarded(error):

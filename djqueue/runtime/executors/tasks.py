@@ -12,7 +12,7 @@ from asgiref.sync import sync_to_async
 from djqueue.codecs import PLAIN
 from djqueue.core.job import Outcome
 from djqueue.runtime.context import WorkerContext
-from djqueue.runtime.owntasks import hidden
+from djqueue.runtime.owntasks import hidden, own_task
 from djqueue.runtime.runs import CURRENT, Run
 
 from .connections import DatabaseThreads, ThreadBinding
@@ -126,7 +126,7 @@ class TaskExecutor:
         if run.stop and isinstance(awaitable, Coroutine):
             awaitable.close()
         run.handler = run.handler.continued(rest)
-        run.task = hidden(self._loop.create_task(self._run(run), context=context))
+        run.task = own_task(self._loop, self._run(run), context)
 
     async def _clean(
         self, run: Run | None, threads: DatabaseThreads, binding: ThreadBinding, *, interrupted: bool

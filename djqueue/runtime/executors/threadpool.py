@@ -1,8 +1,9 @@
 """A pool of daemon threads that wakes as few of them as possible."""
 
+import threading
 from collections import deque
 from collections.abc import Callable
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 
 from djqueue.core.errors import StorageUnavailableError
@@ -10,6 +11,22 @@ from djqueue.core.threads import start_daemon
 
 IDLE = 60.0
 """Seconds after which an idle thread ends."""
+
+
+class Start:
+    """The start of one thread, which is to take the next call."""
+
+    __slots__ = ("has_served", "thread")
+
+    def __init__(self) -> None:
+        self.thread: Thread | None = None
+        self.has_served = False
+        """Whether it has begun to take calls."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has ended before."""
+        return self.thread is not None and not self.thread.is_alive() and not self.has_served
 
 
 class ThreadPool:
@@ -45,12 +62,14 @@ class ThreadPool:
         self._threads = 0
         self._waking = False
         """Whether a thread has been woken and has not taken a call yet."""
+        self._start = Start()
+        """The start of the last thread."""
         self._closed = False
 
     def submit(self, function: Callable[[Any], None], argument: Any) -> None:
         """Call `function(argument)`, which must not raise, on a thread."""
         self._calls.append((function, argument))
-        if not self._waking:
+        if not self._waking or self._start.is_lost:
             self.wake()
 
     def close(self) -> None:
@@ -64,6 +83,12 @@ class ThreadPool:
     def wake(self) -> None:
         """Wake or start a thread if calls wait that no thread is about to take."""
         with self._lock:
+            if self._start.is_lost:
+                # What a handler has set for all threads ends them before their first call.
+                threading.settrace(None)
+                threading.setprofile(None)
+                self._waking, self._start = False, Start()
+                self._threads -= 1
             if self._waking or not self._calls:
                 return
             if self._idle:
@@ -75,10 +100,10 @@ class ThreadPool:
                 return
             self._waking = True
             self._threads += 1
-            number = self._threads
+            number, self._start = self._threads, (start := Start())
         # Daemon threads, because a thread may be stuck in a handler when the process should end.
         try:
-            start_daemon(f"{self._name}-{number}", self._serve)
+            start.thread = start_daemon(f"{self._name}-{number}", self._serve, start)
         except StorageUnavailableError as error:
             with self._lock:
                 self._waking = False
@@ -86,18 +111,26 @@ class ThreadPool:
             if self._on_starved is not None:
                 self._on_starved(error)
 
-    def _serve(self) -> None:
+    def _serve(self, start: "Start") -> None:
         gate = Lock()
         gate.acquire()
+        start.has_served = True
         self._waking = False
         try:
             while self._take_calls() and self._wait(gate):
                 self._waking = False
+        except BaseException:
+            # Another thread takes the calls for which this one was woken.
+            self._waking = False
+            raise
         finally:
             with self._lock:
                 self._threads -= 1
-            if self._on_exit is not None:
-                self._on_exit()
+            try:
+                if self._on_exit is not None:
+                    self._on_exit()
+            finally:
+                self.wake()
 
     def _take_calls(self) -> bool:
         calls = self._calls

@@ -51,6 +51,8 @@ NO_TABLE = re.compile(
 LOCKED = re.compile(r"database (table )?is locked", re.IGNORECASE)
 DEADLOCK = re.compile(r"deadlock (detected|found)", re.IGNORECASE)
 TRY_AGAIN = "Two transactions waited for each other, and this one was undone: try again."
+NO_ROOM = re.compile("too many (clients|connections)|remaining connection slots")
+PASSING = re.compile("administrator command|is (starting up|shutting down)|in recovery mode")
 NO_LOCKS = re.compile(r"out of shared memory|max_locks_per_transaction", re.IGNORECASE)
 FULL = re.compile(r"disk is full|no space left on device", re.IGNORECASE)
 TIMED_OUT = re.compile(
@@ -87,10 +89,21 @@ def remedy(alias: str, error: Error) -> str:
         return f"Check OPTIONS of DATABASES[{alias!r}]."
     if LOCKED.search(text):
         return (
-            "Another connection holds SQLite's write lock: keep transactions short, or raise 'timeout' in "
-            f"OPTIONS of DATABASES[{alias!r}]."
+            f"Another connection{_of_holders(alias)} holds SQLite's write lock: keep transactions short, or "
+            f"raise 'timeout' in OPTIONS of DATABASES[{alias!r}]."
         )
     return _remedy_of_server(text)
+
+
+def _of_holders(alias: str) -> str:
+    """Return the processes whose lock keeps others from writing to a file of SQLite, as the end of a noun."""
+    path = str(connections[alias].settings_dict["NAME"])
+    holders = _holders_of(path) if os.path.isfile(path) else []
+    return f", of the process {' and '.join(holders)}," if holders else ""
+
+
+def _holders_of(path: str) -> list[str]:
+    return procfs.lock_holders(f"{path}-shm", WRITE_BYTE) or procfs.lock_holders(path)
 
 
 def _remedy_of_url(text: str) -> str:
@@ -111,6 +124,10 @@ def _remedy_of_url(text: str) -> str:
 def _remedy_of_server(text: str) -> str:
     if found := TIMED_OUT.search(text):
         return f"Raise the {found['timeout']} of this connection, or end what keeps it waiting."
+    if NO_ROOM.search(text):
+        return "Raise max_connections of the server or the limit of the role, or let fewer processes connect."
+    if PASSING.search(text):
+        return "The server is starting, stopping or ending connections: another attempt may succeed."
     if NO_LOCKS.search(text):
         return (
             "A transaction holds a lock for each unique and concurrency key of its jobs: enqueue fewer of "
@@ -342,7 +359,7 @@ def locked_file(alias: str) -> Iterator[Finding]:
     seconds = time_ns() / 1e9 - max(written, default=0)
     if seconds < LOCKED_FOR:
         return
-    holders = procfs.lock_holders(f"{path}-shm", WRITE_BYTE) or procfs.lock_holders(path)
+    holders = _holders_of(path)
     by = f" by the process {' and '.join(holders)}" if holders else ""
     yield problem(
         f"the database {alias!r} is locked{by}, and nothing has been written for {seconds:.0f} s",

@@ -9,6 +9,7 @@ from django.db.models import Min, Model, Q
 from djqueue import models
 from djqueue.core.errors import OptionError
 from djqueue.core.job import JobRecord
+from djqueue.core.logs import storable
 from djqueue.core.pages import JobSummaryPage, first_of, mark_in, mark_of
 from djqueue.core.policies import KeyLimit
 from djqueue.core.states import State
@@ -60,6 +61,8 @@ class DatabaseInspector:
         self, subject: str, limit: int, cursor: str | None, queues: Sequence[str] | None
     ) -> JobSummaryPage:
         """Return a page of the newest jobs about a subject, with one query of the index."""
+        if storable(subject) != subject:
+            return first_of([], limit)  # An enqueue refuses it.
         some = self.mentions(subject, cursor, queues)[: limit + 1]
         page = rows.raw_values(some, ("id", *rows.MENTION))
         return first_of([(f"{row[5]}:{row[0]}", rows.mention_of(row[1:])) for row in page], limit)

@@ -35,6 +35,11 @@ ANOTHER = "shop.order:77"
 class SubjectsContract(StorageCase):
     """Cases about the option `subject`, and `about`."""
 
+    def test_no_job_is_about_a_text_that_no_job_can_have(self, storage: Storage) -> None:
+        enqueue(storage, subject=ORDER)
+        for subject in ("\ud800", "\0", ""):
+            assert list(storage.reads.jobs_about(subject, 20).jobs) == []
+
     @pytest.mark.parametrize("there", sorted(State))
     def test_job_is_found_by_its_subject_in_every_state(self, storage: Storage, there: State) -> None:
         job_id = JOB_IN[there](storage, subject=ORDER)

@@ -385,3 +385,16 @@ async def test_batches_run_on_redis(redis_server):
         assert [queue.get_result(job_id) for job_id in ids] == list(range(5))
     finally:
         storage.close()
+
+
+@BOTH
+async def test_function_may_empty_its_list(storage, queue, is_async):
+    def many(jobs):
+        results = {job.id: job.args[0] for job in jobs}
+        jobs.clear()
+        return results
+
+    ids = put(queue, 3)
+    await work_off(storage, batched(many, 3, is_async=is_async), concurrency=3)
+
+    assert [queue.get_result(job_id) for job_id in ids] == [0, 1, 2]

@@ -4,6 +4,8 @@ import sys
 import threading
 import weakref
 
+import pytest
+
 from djqueue.runtime.executors import threadpool as pool_module
 from djqueue.runtime.executors.threadpool import ThreadPool
 from tests.runtime.running import HANDLER, messages, reached, working
@@ -239,3 +241,43 @@ def spun(predicate) -> bool:
 
 def live(prefix: str) -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith(prefix)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_calls_go_on_after_a_thread_ended_when_it_was_woken():
+    endings = [SystemExit("closed"), None]
+
+    def end():
+        if (error := endings.pop(0) if endings else None) is not None:
+            raise error
+
+    pool = ThreadPool(1, "test", on_wake=end)
+    done: list[int] = []
+    pool.submit(done.append, 1)
+    eventually(lambda: pool._idle)
+
+    for number in (2, 3):
+        pool.submit(done.append, number)
+
+    eventually(lambda: done == [1, 2, 3])
+    pool.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_calls_go_on_after_a_thread_ended_before_its_first_call():
+    def hook(*_):
+        raise RuntimeError("a hook for all threads")
+
+    before = threading.gettrace(), threading.getprofile()
+    pool = ThreadPool(1, "test")
+    done: list[int] = []
+    threading.settrace(hook)
+    try:
+        pool.submit(done.append, 1)
+        eventually(lambda: pool._start.is_lost)
+        pool.submit(done.append, 2)
+        eventually(lambda: done == [1, 2])
+    finally:
+        threading.settrace(before[0])
+        threading.setprofile(before[1])
+        pool.close()

@@ -14,7 +14,7 @@ from djqueue.core.executors import ISOLATED, SUBPROCESS, JobLimits
 from djqueue.core.job import Outcome
 from djqueue.core.workers import ProcessInfo
 from djqueue.runtime.events import RunEvents
-from djqueue.runtime.owntasks import hidden
+from djqueue.runtime.owntasks import own_task
 from djqueue.runtime.runs import Run, Stop
 from djqueue.storage import wire
 
@@ -397,7 +397,7 @@ class JobProcess:
     def _on_exit(self) -> None:
         self._loop.remove_reader(self._pidfd)
         self.is_retired = True
-        self._reaper = hidden(self._loop.create_task(self._end()))
+        self._reaper = own_task(self._loop, self._end())
 
     async def _end_of_programs(self) -> None:
         """Kill what the job has left behind, until its parent has reaped everything and has ended."""

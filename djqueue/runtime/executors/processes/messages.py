@@ -16,7 +16,7 @@ from djqueue.core.job import EnqueueResult, JobFailure, Outcome
 from djqueue.core.logs import MAX_TRACEBACK
 from djqueue.core.units import MAX_DURATION
 from djqueue.runtime.emitting import RunItems
-from djqueue.runtime.owntasks import hidden
+from djqueue.runtime.owntasks import own_task
 from djqueue.runtime.reports import MAX_LINE
 from djqueue.runtime.runs import Records, Run, Stop
 from djqueue.runtime.tracebacks import MAX_MESSAGE, clean
@@ -230,7 +230,7 @@ class JobMessages:
                 self._link.send(frame)
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = hidden(self._loop.create_task(coroutine))
+        task = own_task(self._loop, coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
         return task

@@ -23,7 +23,7 @@ from djqueue.runtime.events import RunEvents
 from djqueue.runtime.executors.sandbox import SandboxError
 from djqueue.runtime.executors.sandbox.broker import ConnectBroker, DeniedAccess, receive_listener
 from djqueue.runtime.handlers import Handler
-from djqueue.runtime.owntasks import hidden
+from djqueue.runtime.owntasks import own_task
 
 from . import kernel, templatemain
 from .sandboxplan import SandboxPlan, new_parent, remove_tree
@@ -343,7 +343,7 @@ class TemplateKeeper:
         self._sweeping: asyncio.Task[None] | None = None
         self._is_closed = False
         # Started now, because its start takes longer than most jobs.
-        self._starter = hidden(self._loop.create_task(self._start_processes()))
+        self._starter = own_task(self._loop, self._start_processes())
 
     def want(self) -> None:
         """Let the executor fork the processes that it needs, as soon as that is possible."""
@@ -382,7 +382,7 @@ class TemplateKeeper:
             self._loop.run_in_executor(None, remove_tree, process.directory)
         self._close_if_unused(process.template)
         if self._sweeping is None and not self._is_closed:
-            self._sweeping = hidden(self._loop.create_task(self._sweep(process.template)))
+            self._sweeping = own_task(self._loop, self._sweep(process.template))
         self._wanted.set()
 
     def stop(self) -> None:

@@ -149,7 +149,8 @@ class Periodic:
         """Call the action. It is called again after an error, of which the first of a series is logged."""
         try:
             self._action()
-        except Exception:
+        except BaseException:
+            # SystemExit, too, which a handler may raise in any thread.
             if not self._failing:
                 logger.error("The thread %s failed, and goes on.", self._name, exc_info=True)
             self._failing = True

@@ -588,3 +588,15 @@ def shares_memory():
     for pid in pids:
         os.waitpid(pid, 0)
     return len(kept)
+
+
+@job(executor="isolated")
+def returns_in_a_fork(returns):
+    """Fork, and return in both processes: in the child at once."""
+    child = os.fork()
+    if child == 0:
+        if returns:
+            return "the child's"
+        raise ValueError("the child's")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == os.EX_SOFTWARE
+    return "the parent's"

@@ -383,3 +383,8 @@ async def test_process_forked_by_an_isolated_job_can_be_terminated(site):
 
 async def test_shared_memory_of_forked_processes_counts_once(site):
     assert await site.result(jobs.shares_memory) == 100 * 2**20
+
+
+@pytest.mark.parametrize("returns", [True, False])
+async def test_child_that_a_job_forks_does_not_report_its_outcome(site, returns):
+    assert await site.result(jobs.returns_in_a_fork, returns) == "the parent's"

@@ -48,7 +48,7 @@ from djqueue.runtime.events import RunEvents
 from djqueue.runtime.executors.connections import DatabaseThreads, clean_connections
 from djqueue.runtime.executors.execution import Execution, wrap_in_middleware
 from djqueue.runtime.executors.sandbox.addresses import use_supervisor
-from djqueue.runtime.exits import ignore, leave, let_forks_end
+from djqueue.runtime.exits import end_copy, ignore, leave, let_forks_end
 from djqueue.runtime.handlers import Handler, handler_of
 from djqueue.runtime.reports import MAX_LINE
 from djqueue.runtime.runs import CURRENT, Child, ItemSink, Records, Run, Stop, children
@@ -248,6 +248,7 @@ class JobServer:
         settings = get_settings()
         self._reports = LinkReports(link, settings)
         self._events = RunEvents(f"process {os.getpid()}")
+        self._pid = os.getpid()
         self._execution = Execution(settings, Random(), self._events)
         self._layers = layers_of(settings)
         self._handlers: dict[str, Handler] = {}
@@ -288,6 +289,8 @@ class JobServer:
         self._link.begin()
         with warnings.catch_warnings():
             outcome = copy_context().run(self._outcome, run)
+        if os.getpid() != self._pid:
+            end_copy()  # The outcome is the parent's.
         self._run = None
         self._restore()
         run.outcome = outcome

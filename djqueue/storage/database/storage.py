@@ -1,6 +1,7 @@
 """`DatabaseStorage`: jobs in a database of the project; every process runs the same statements."""
 
 import math
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from random import Random
@@ -45,8 +46,8 @@ from djqueue.storage.base import P, Storage
 from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.commits import JoinedTransactions
 from djqueue.storage.facets import EventHandler, Jobs, Limiters, Queues, Unsubscribe
-from djqueue.storage.tables.dberrors import LOCKED, locked_file, locked_tables, named
-from djqueue.storage.tables.rows import chunked
+from djqueue.storage.tables.dberrors import LOCKED, LOCKS, WHOLE_TABLE, locked_file, locked_tables, named
+from djqueue.storage.tables.rows import UNTOUCHED, chunked
 
 from . import claim, enqueue, finish, limiters, queues, stored, sweep, transitions, workers
 from .bulkwrites import SqlBulkWriteReports
@@ -502,6 +503,8 @@ PROBE = (
     "ON CONFLICT (name) DO UPDATE SET until = excluded.until"
 )
 """Writes a row that has no effect, and that a sweep removes."""
+TRIAL_BYTES = 1_000
+"""Size of the payload of the job that a probe inserts and takes back."""
 
 
 MODELS = ("djqueue.models.hot", "djqueue.models.jobs", "djqueue.models.queues")
@@ -522,9 +525,10 @@ def _tables() -> list[str]:
 def _probe(database: Database) -> list[Finding]:
     """Write to the tables. Return the locks that are held for long; raise what an enqueue would raise."""
     if database.dialect.has_clock:
-        found = list(locked_tables(lambda *lock: database.read(lambda tx: tx.rows(*lock), is_single=True)))
+        locks = database.read(lambda tx: tx.rows(LOCKS, WHOLE_TABLE), is_single=True)
+        found = list(locked_tables(lambda *_: locks))
         if not found:
-            database.write(_write)
+            database.write(_note if locks else _write)
             if refused := database.read(_refused_tables, is_single=True):
                 raise StorageUnavailableError(
                     f"the database {database.alias!r} cannot be used: its user may not read and write "
@@ -540,8 +544,27 @@ def _probe(database: Database) -> list[Finding]:
     return []
 
 
-def _write(tx: Tx) -> None:
+def _note(tx: Tx) -> None:
     tx.run(PROBE)
+
+
+def _write(tx: Tx) -> None:
+    """Write what stays, and a job that does not: the disk may be full, or the project may refuse jobs."""
+    _note(tx)
+    tx.run("SAVEPOINT djqueue_probe")
+    number = -random.getrandbits(62)
+    values = {
+        **UNTOUCHED,
+        "id": number,
+        "job_id": str(number),
+        "queue": "",
+        "name": "",
+        "state": State.WAITING.value,
+    }
+    values |= {"priority": 0, "payload": random.randbytes(TRIAL_BYTES), "content_type": "", "options": b""}
+    values |= {"created_at": tx.now, "run_at": tx.now}
+    tx.insert("djqueue_job", stored.NEW_JOB, [tuple(values.get(name) for name in stored.NEW_JOB)])
+    tx.run("ROLLBACK TO SAVEPOINT djqueue_probe")
     if not tx.dialect.has_clock:
         # It fails if a table is missing.
         tx.rows(f"SELECT 1 FROM {', '.join(_tables())} LIMIT 0")

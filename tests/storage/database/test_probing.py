@@ -4,8 +4,9 @@ import os
 from contextlib import closing
 
 import pytest
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 
+from djqueue import models
 from djqueue.core.deadlines import within
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.procfs import lock_holders
@@ -13,6 +14,7 @@ from djqueue.storage.database import DatabaseStorage
 from djqueue.storage.tables import dberrors
 from djqueue.testing.factories import enqueue
 from tests.support import elsewhere
+from tests.tables import refusing
 
 pytestmark = pytest.mark.dialect
 READ_ONLY = {"sqlite": ("PRAGMA query_only = 1", "PRAGMA query_only = 0")}
@@ -177,3 +179,13 @@ def test_ages_of_other_sessions_are_unknown_without_a_right(make, mode):
             lambda: rows(dberrors.LOCKS, dberrors.WHOLE_TABLE)
         )
     assert (table, state, seconds, is_waited_for) == ("djqueue_job", None, None, False)
+
+
+def test_probe_raises_what_keeps_jobs_from_being_stored(make):
+    storage: DatabaseStorage = make(connect=False)
+
+    with refusing("NEW.priority = 0"), pytest.raises(DatabaseError, match=r"the project refused it|refused"):
+        storage.probe()
+
+    assert list(storage.probe()) == []
+    assert models.Job.objects.count() == 0

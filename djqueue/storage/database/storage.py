@@ -553,16 +553,18 @@ def _write(tx: Tx) -> None:
     _note(tx)
     tx.run("SAVEPOINT djqueue_probe")
     number = -random.getrandbits(62)
-    values = {
+    values: dict[str, Any] = {
         **UNTOUCHED,
+        **dict.fromkeys(("queue", "name", "content_type"), ""),
         "id": number,
         "job_id": str(number),
-        "queue": "",
-        "name": "",
         "state": State.WAITING.value,
+        "priority": 0,
+        "payload": random.randbytes(TRIAL_BYTES),
+        "options": b"",
+        "created_at": tx.now,
+        "run_at": tx.now,
     }
-    values |= {"priority": 0, "payload": random.randbytes(TRIAL_BYTES), "content_type": "", "options": b""}
-    values |= {"created_at": tx.now, "run_at": tx.now}
     tx.insert("djqueue_job", stored.NEW_JOB, [tuple(values.get(name) for name in stored.NEW_JOB)])
     tx.run("ROLLBACK TO SAVEPOINT djqueue_probe")
     if not tx.dialect.has_clock:

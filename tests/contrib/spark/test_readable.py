@@ -1,6 +1,7 @@
 """Payloads and results as JSON text, and as values of the types that a schema names."""
 
 import logging
+import sys
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 
@@ -45,7 +46,8 @@ def test_payload_is_decoded_as_json(value, expected):
 
 
 def test_json_needs_no_codec_of_kombu(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "djqueue.codecs.registry", None)
+    monkeypatch.setitem(sys.modules, "djqueue.codecs.registry", None)
+    monkeypatch.delattr("djqueue.codecs.registry", raising=False)
 
     assert as_json(b'{"n": 1}', "application/json") == '{"n": 1}'
     assert as_json(b"n: 1", "application/x-yaml") is None

@@ -4,6 +4,7 @@ import os
 import signal
 import struct
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +18,7 @@ from djqueue.runtime.executors.processes import template as templates
 from djqueue.runtime.runs import Stop
 from tests.runtime.executors import process_jobs as jobs
 from tests.runtime.executors.site import HANDLERS, Site, decoded, lives, pid_in
-from tests.support import PATIENCE, aeventually
+from tests.support import PATIENCE, aeventually, eventually
 
 pytestmark = pytest.mark.skipif(kernel.missing() is not None, reason=f"{kernel.missing()}")
 
@@ -201,6 +202,10 @@ async def test_worker_registration_lists_its_job_processes(site):
 # Processes that die at the start of a job.
 
 
+def _state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 @pytest.fixture
 def dying(monkeypatch):
     """Let the next processes die after they have been given a job, and before they read it."""
@@ -212,6 +217,8 @@ def dying(monkeypatch):
         def assign_and_die(process, run, deadline):
             if left[0]:
                 os.kill(process.pid, signal.SIGSTOP)
+                # The signal arrives a moment later, in which the process could read the job.
+                eventually(lambda: _state_of(process.pid) == "T")
             assign(process, run, deadline)
             if left[0]:
                 left[0] -= 1

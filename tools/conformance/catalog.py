@@ -1,0 +1,92 @@
+"""The suites, and the outcomes in which djqueue deviates from them on purpose."""
+
+from dataclasses import dataclass, field
+
+from .outcomes import Deviation, Skip
+from .sources import Change
+
+BACKENDS = "tools.conformance.suites.django_backends"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A suite of another project."""
+
+    name: str
+    title: str
+    package: str
+    folder: str
+    """Folder of the sdist that has the tests."""
+    parts: tuple[tuple[str, ...], ...]
+    """Arguments of pytest, for each of its runs. Each run has servers of its own."""
+    changes: tuple[Change, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    deviations: tuple[Deviation, ...] = ()
+    skips: tuple[Skip, ...] = ()
+
+
+DJANGO = Suite(
+    name="django",
+    title="tests of tasks",
+    package="Django",
+    folder="tests/tasks",
+    parts=(("tasks",),),
+    changes=(
+        Change("tasks/*.py", "django.tasks.backends.dummy", BACKENDS),
+        Change("tasks/*.py", "django.tasks.backends.immediate", BACKENDS),
+        # Django checks that these tests use no app.
+        Change("tasks/*.py", "available_apps = []", "available_apps = ['djqueue']"),
+    ),
+    environment={"CONFORMANCE_STORAGE": "memory"},  # most of Django's tests must not use a database
+    deviations=tuple(
+        Deviation(f"tasks/{test}", reason)
+        for reason, tests in {
+            "The test changes the list of results that the dummy backend keeps in memory, and expects that "
+            "`refresh` reads it. `DjqueueBackend` reads the storage.": (
+                "test_dummy_backend.py::DummyBackendTestCase::test_refresh_result",
+                "test_dummy_backend.py::DummyBackendTestCase::test_refresh_result_async",
+            ),
+            "The immediate backend cannot do this, and the test expects its refusal. `DjqueueBackend` can.": (
+                "test_immediate_backend.py::ImmediateBackendTestCase::test_cannot_get_result",
+                "test_immediate_backend.py::ImmediateBackendTestCase::test_cannot_pass_run_after",
+                "test_immediate_backend.py::ImmediateBackendTestCase::test_cannot_refresh_result",
+            ),
+            "`KeyboardInterrupt` in a task [fails the task](django-tasks.md#differences-from-django-s-backends), "
+            "and the worker continues. Django's immediate backend raises it in the caller.": (
+                "test_immediate_backend.py::ImmediateBackendTestCase::test_throws_keyboard_interrupt",
+            ),
+        }.items()
+        for test in tests
+    ),
+)
+
+KOMBU = Suite(
+    name="kombu",
+    title="common tests of transports",
+    package="kombu",
+    folder="t",
+    parts=(("-p", "no:django", "{suites}/kombu_transport.py"),),
+)
+
+RUN = ("-p", "celery.contrib.pytest", "-p", "no:django", "-o", "python_classes=test_*")
+CELERY = Suite(
+    name="celery",
+    title="integration tests",
+    package="Celery",
+    folder="t",
+    parts=tuple(
+        (*RUN, f"t/integration/{module}.py")
+        for module in ("test_canvas", "test_tasks", "test_inspect", "test_group_chains", "test_worker", "test_beat")
+    ),
+    changes=(
+        # The guard is there because of what Celery's other backends cannot do.
+        Change(
+            "t/integration/*.py",
+            "conf.result_backend.startswith('redis')",
+            "conf.result_backend.startswith(('redis', 'djqueue'))",
+        ),
+    ),
+    environment={"TEST_BROKER": "djqueue://", "TEST_BACKEND": "djqueue://", "WORKER_LOGLEVEL": "INFO"},
+)
+
+SUITES = {suite.name: suite for suite in (DJANGO, KOMBU, CELERY)}

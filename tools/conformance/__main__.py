@@ -4,10 +4,10 @@
     python -m tools.conformance kombu celery
     python -m tools.conformance celery -- -k chord      some tests; the page is not written
 
-The suites are those of the versions that are installed. Their sources are downloaded once, with pip. They run
-in the environment that `make conformance` makes, on a PostgreSQL and a Redis of their own. The exit code is 1 if a
-test fails, or is skipped, that is not in the lists of `tools/conformance/catalog.py`, or if one of these passes.
-A test that fails unexpectedly is run once more, because Celery and kombu mark most of theirs as flaky.
+The suites are those of the versions that are installed. Their sources are downloaded once, with pip. They
+run in the environment that `make conformance` makes, on a PostgreSQL and a Redis of their own. A test that
+fails unexpectedly is run once more, because Celery and kombu mark most of theirs as flaky. The exit code is
+1 if a test fails or is skipped that is not listed in `tools/conformance/catalog.py`, or a listed one passes.
 
 When all suites have run as expected, the tables of docs/conformance.md are written.
 """

@@ -51,8 +51,9 @@ DJANGO = Suite(
                 "test_immediate_backend.py::ImmediateBackendTestCase::test_cannot_pass_run_after",
                 "test_immediate_backend.py::ImmediateBackendTestCase::test_cannot_refresh_result",
             ),
-            "`KeyboardInterrupt` in a task [fails the task](django-tasks.md#differences-from-django-s-backends), "
-            "and the worker continues. Django's immediate backend raises it in the caller.": (
+            "`KeyboardInterrupt` in a task "
+            "[fails the task](django-tasks.md#differences-from-djangos-backends), and the worker continues. "
+            "Django's immediate backend raises it in the caller.": (
                 "test_immediate_backend.py::ImmediateBackendTestCase::test_throws_keyboard_interrupt",
             ),
         }.items()
@@ -76,7 +77,14 @@ CELERY = Suite(
     folder="t",
     parts=tuple(
         (*RUN, f"t/integration/{module}.py")
-        for module in ("test_canvas", "test_tasks", "test_inspect", "test_group_chains", "test_worker", "test_beat")
+        for module in (
+            "test_canvas",
+            "test_tasks",
+            "test_inspect",
+            "test_group_chains",
+            "test_worker",
+            "test_beat",
+        )
     ),
     changes=(
         # The guard is there because of what Celery's other backends cannot do.

@@ -25,7 +25,11 @@ class Row:
 def write(rows: Sequence[Row], page: Path = PAGE) -> None:
     """Replace the tables of the page."""
     text = page.read_text()
-    for label, lines in (("results", _results(rows)), ("deviations", _deviations(rows)), ("skips", _skips(rows))):
+    for label, lines in (
+        ("results", _results(rows)),
+        ("deviations", _deviations(rows)),
+        ("skips", _skips(rows)),
+    ):
         begin = BEGIN.format(label) + "\n"
         before, found, rest = text.partition(begin)
         _, ended, after = rest.partition(END)

@@ -1,4 +1,4 @@
-"""The sources of the suites: the sdists of the versions that are installed, kept in a folder that git ignores."""
+"""The sources of the suites: sdists of the installed versions, kept in a folder that git ignores."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""`DjqueueBackend` in the places of Django's two backends, with what Django's tests ask of those beyond the interface."""
+"""`DjqueueBackend` in the places of Django's two backends, with the methods that Django's tests need."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""kombu's common tests of transports for `djqueue://`, as kombu's own modules apply them to other transports."""
+"""kombu's common tests of transports, for `djqueue://`."""
 
 import os
 

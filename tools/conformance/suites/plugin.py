@@ -25,7 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        limits = [mark.args[0] if mark.args else mark.kwargs["timeout"] for mark in item.iter_markers("timeout")]
+        limits = [
+            mark.args[0] if mark.args else mark.kwargs["timeout"] for mark in item.iter_markers("timeout")
+        ]
         item.add_marker(pytest.mark.timeout(max(SHORTEST_LIMIT, *limits, 0)), append=False)
         module = getattr(item, "module", None)
         if isinstance(getattr(module, "TIMEOUT", None), int):

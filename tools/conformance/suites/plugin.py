@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+import django
 import pytest
 
 SHORTEST_LIMIT = 300
@@ -17,6 +18,8 @@ REPORT = Path(os.environ["CONFORMANCE_REPORT"])
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Celery's tests of Django name other settings; those that are loaded stay.
+    django.setup()
     # The suites mark tests that fail now and then, for a plugin that repeats them.
     config.addinivalue_line("markers", "flaky: may be repeated")
     config.addinivalue_line("markers", "env: the broker that a test needs")

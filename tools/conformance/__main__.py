@@ -15,6 +15,7 @@ When all suites have run as expected, the tables of docs/conformance.md are writ
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -46,12 +47,13 @@ class BrokenRunError(Exception):
 
 def run_part(suite: Suite, arguments: Sequence[str], source: Path) -> list[Outcome]:
     """Run a part of a suite; return the outcome of each test."""
-    outcomes = _run_pytest(suite, arguments, source)
+    name = re.sub(r"\W+", "-", Path(arguments[-1]).name)
+    outcomes = _run_pytest(suite, arguments, source, name)
     again = unexpected_failures(outcomes, suite.deviations)
     if again:
         print(f"{suite.name}: running {len(again)} tests again that failed", flush=True)
-        options = [argument for argument in arguments if not argument.endswith((".py", "tasks"))]
-        second = {one.test: one for one in _run_pytest(suite, [*options, *again], source)}
+        options = [argument for argument in arguments if argument != "tasks" and ".py" not in argument]
+        second = {one.test: one for one in _run_pytest(suite, [*options, *again], source, f"{name}-again")}
         for test in again:
             if test in second and second[test].outcome != FAILED:
                 print(f"{suite.name}: {test} failed once, and passed alone", flush=True)
@@ -59,7 +61,7 @@ def run_part(suite: Suite, arguments: Sequence[str], source: Path) -> list[Outco
     return outcomes
 
 
-def _run_pytest(suite: Suite, arguments: Sequence[str], source: Path) -> list[Outcome]:
+def _run_pytest(suite: Suite, arguments: Sequence[str], source: Path, name: str) -> list[Outcome]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="djqueue-conformance-")))
         postgresql = stack.enter_context(PostgresServer())
@@ -74,7 +76,7 @@ def _run_pytest(suite: Suite, arguments: Sequence[str], source: Path) -> list[Ou
         configuration.write_text("[pytest]\n")
         command = [python, "-m", "pytest", "-c", configuration, "--rootdir", source]
         command += ["-p", "tools.conformance.suites.plugin", "-p", "no:cacheprovider", "--tb=short", "-ra"]
-        log = ROOT / ".cache" / "conformance" / f"{suite.name}-{_label(arguments)}.log"
+        log = ROOT / ".cache" / "conformance" / f"{suite.name}-{name}.log"
         with log.open("w") as output:
             status = subprocess.run(
                 [*command, *(argument.format(suites=FILES) for argument in arguments)],
@@ -91,12 +93,6 @@ def _run_pytest(suite: Suite, arguments: Sequence[str], source: Path) -> list[Ou
                 f"{log.read_text()[-3000:]}"
             )
         return read(report.read_text().splitlines())
-
-
-def _label(arguments: Sequence[str]) -> str:
-    """Return the name of the log of a run."""
-    module = Path(arguments[-1].partition("::")[0]).stem
-    return f"{module}-again" if "::" in arguments[-1] else module
 
 
 def _environment(

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -45,15 +45,14 @@ class BrokenRunError(Exception):
     """A run of pytest did not come to its end; the message has the end of its output."""
 
 
-def run_part(suite: Suite, arguments: Sequence[str], source: Path) -> list[Outcome]:
+def run_part(suite: Suite, selected: Sequence[str], extra: Sequence[str], source: Path) -> list[Outcome]:
     """Run a part of a suite; return the outcome of each test."""
-    name = re.sub(r"\W+", "-", Path(arguments[-1]).name)
-    outcomes = _run_pytest(suite, arguments, source, name)
+    name = re.sub(r"\W+", "-", Path(selected[-1]).name)
+    outcomes = _run_pytest(suite, [*extra, *selected], source, name)
     again = unexpected_failures(outcomes, suite.deviations)
     if again:
         print(f"{suite.name}: running {len(again)} tests again that failed", flush=True)
-        options = [argument for argument in arguments if argument != "tasks" and ".py" not in argument]
-        second = {one.test: one for one in _run_pytest(suite, [*options, *again], source, f"{name}-again")}
+        second = {one.test: one for one in _run_pytest(suite, again, source, f"{name}-again")}
         for test in again:
             if test in second and second[test].outcome != FAILED:
                 print(f"{suite.name}: {test} failed once, and passed alone", flush=True)
@@ -75,7 +74,15 @@ def _run_pytest(suite: Suite, arguments: Sequence[str], source: Path, name: str)
         configuration = folder / "pytest.ini"
         configuration.write_text("[pytest]\n")
         command = [python, "-m", "pytest", "-c", configuration, "--rootdir", source]
-        command += ["-p", "tools.conformance.suites.plugin", "-p", "no:cacheprovider", "--tb=short", "-ra"]
+        command += [
+            "-p",
+            "tools.conformance.suites.plugin",
+            "-p",
+            "no:cacheprovider",
+            "--tb=short",
+            "-ra",
+            *suite.options,
+        ]
         log = ROOT / ".cache" / "conformance" / f"{suite.name}-{name}.log"
         with log.open("w") as output:
             status = subprocess.run(
@@ -117,17 +124,16 @@ def _environment(
     }
 
 
-def run_suite(suite: Suite, source: Path, extra: Sequence[str], pool: ThreadPoolExecutor) -> Verdict:
-    """Run a suite, print what is unexpected, and return its verdict."""
-    futures = [pool.submit(run_part, suite, [*extra, *part], source) for part in suite.parts]
+def verdict_of(suite: Suite, parts: "Sequence[Future[list[Outcome]]]", *, is_complete: bool) -> Verdict:
+    """Wait for the parts of a suite, and compare their outcomes with what is expected."""
     outcomes: list[Outcome] = []
     broken: list[str] = []
-    for future in futures:
+    for part in parts:
         try:
-            outcomes += future.result()
+            outcomes += part.result()
         except (BrokenRunError, subprocess.SubprocessError) as error:
             broken.append(str(error))
-    verdict = judge(outcomes, suite.deviations, suite.skips, is_complete=not extra and not broken)
+    verdict = judge(outcomes, suite.deviations, suite.skips, is_complete=is_complete and not broken)
     verdict.problems += broken
     return verdict
 
@@ -150,22 +156,25 @@ def main() -> int:
 
     rows = []
     is_good = True
+    suites = [SUITES[name] for name in options.suites or SUITES]
+    python = ENVIRONMENT / "bin" / "python"
+    try:
+        sources = [unpack(python, suite.package.lower(), suite.folder, suite.changes) for suite in suites]
+    except SourcesError as error:
+        print(error, file=sys.stderr)
+        return 1
+    began = time.monotonic()
     with ThreadPoolExecutor(options.jobs) as pool:
-        for suite in [SUITES[name] for name in options.suites or SUITES]:
-            began = time.monotonic()
-            try:
-                version, source = unpack(
-                    ENVIRONMENT / "bin" / "python", suite.package.lower(), suite.folder, suite.changes
-                )
-            except SourcesError as error:
-                print(error, file=sys.stderr)
-                return 1
-            print(f"{suite.package} {version}: running its {suite.title}", flush=True)
-            verdict = run_suite(suite, source, extra, pool)
+        runs = [
+            [pool.submit(run_part, suite, part, extra, source) for part in suite.parts]
+            for suite, (_, source) in zip(suites, sources, strict=True)
+        ]
+        for suite, (version, _), parts in zip(suites, sources, runs, strict=True):
+            verdict = verdict_of(suite, parts, is_complete=not extra)
             print(
                 f"{suite.package} {version}: {len(verdict.passed)} of {verdict.total} passed, "
                 f"{len(verdict.expected)} expected deviations, {len(verdict.skipped)} skipped by the suite, "
-                f"{len(verdict.problems)} problems, in {(time.monotonic() - began) / 60:.0f} minutes",
+                f"{len(verdict.problems)} problems, after {(time.monotonic() - began) / 60:.0f} minutes",
                 flush=True,
             )
             for problem in verdict.problems:

@@ -10,9 +10,9 @@ from pathlib import Path
 import django
 import pytest
 
-SHORTEST_LIMIT = 300
+SHORTEST_LIMIT = 900
 """Seconds that a test may take at least."""
-PATIENCE = 60
+PATIENCE = 240
 """Seconds for constants `TIMEOUT` of modules, for which tests wait for one result."""
 REPORT = Path(os.environ["CONFORMANCE_REPORT"])
 

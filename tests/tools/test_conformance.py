@@ -94,15 +94,22 @@ def test_tables_of_the_page_are_replaced(tmp_path: Path) -> None:
     copy = tmp_path / "conformance.md"
     copy.write_text(page.PAGE.read_text())
     outcomes = [Outcome("test_a.py::test_refused", "failed"), Outcome("b", "skipped", "Broken")]
-    rows = [page.Row("tests of tasks", "Django", "6.1", judge(outcomes, [REFUSED], [BROKEN]))]
+    verdict = judge(outcomes, [REFUSED], [BROKEN])
 
-    page.write(rows, copy)
-    page.write(rows, copy)
+    page.write([page.Row("integration tests", "Celery", "5.7", verdict)], copy)
+    page.write([page.Row("tests of tasks", "Django", "6.0", verdict)], copy)
+    page.write([page.Row("tests of tasks", "Django", "6.1", verdict)], copy)
 
     text = copy.read_text()
-    assert text.count("| tests of tasks | Django 6.1 | 1 | 0 | 1 | 1 |") == 1
-    assert text.count("| tests of tasks | `test_refused` | djqueue can do this. |") == 1
-    assert text.count("| tests of tasks | 1 | The suite says so. |") == 1
+    for lines in (
+        ("6.1 | tests of tasks | 1 | 0 | 1 | 1 |", "5.7 | integration tests | 1 | 0 | 1 | 1 |"),
+        ("| `test_refused` | djqueue can do this. |",) * 2,
+        ("| 1 | The suite says so. |",) * 2,
+    ):
+        first, second = (f"| {name} {line}\n" for name, line in zip(("Django", "Celery"), lines, strict=True))
+        assert text.count(first) == text.count(second) == 1
+        assert text.index(first) < text.index(second)
+    assert "6.0" not in text
 
 
 def test_reasons_are_sentences_and_each_deviation_is_listed_once() -> None:

@@ -13,7 +13,7 @@ export PYTHON
 # The server that the storage of the demo needs.
 DEMO_SERVER = $(patsubst postgres,postgresql,$(filter postgres redis,$(ARGS)))
 
-.PHONY: help install test test-all test-databases test-thorough test-postgresql test-scheduler test-redis test-sandbox test-dashboard test-packaging test-spark test-spark-cluster test-spark-versions test-compat lint format mutants chaos soak bench demo demo-check demo-spark messages screenshots docs wheel clean
+.PHONY: help install test test-all test-databases test-thorough test-postgresql test-scheduler test-redis test-sandbox test-dashboard test-packaging test-spark test-spark-cluster test-spark-versions test-compat lint format mutants chaos soak conformance bench demo demo-check demo-spark messages screenshots docs wheel clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,10 @@ soak: install ## Run mixed load with faults for an hour on each storage; ARGS="-
 	@scripts/system-packages.sh redis postgresql
 	$(BIN)/python -m tools.soak $(ARGS)
 
+conformance: $(VENV)-conformance/.installed ## Run the suites of Django, kombu and Celery, and write their table; ARGS="kombu"
+	@scripts/system-packages.sh redis postgresql
+	$(BIN)/python -m tools.conformance $(ARGS)
+
 bench: install ## Measure speed and size; ARGS="--as-user", ARGS="--peers" or ARGS="--storage memory"
 	$(BIN)/python -m tools.benchmarks $(ARGS)
 
@@ -132,7 +136,7 @@ wheel: install ## Build the sdist and the wheel into dist
 	$(BIN)/python -m build --no-isolation
 
 clean: ## Remove all that these targets made
-	rm -rf .venv .venv-django5 .venv-django6 .venv-django60 .venv-oldest .venv-spark-* build dist docs/_build htmlcov demo_project/var
+	rm -rf .cache .venv .venv-conformance .venv-django5 .venv-django6 .venv-django60 .venv-oldest .venv-spark-* build dist docs/_build htmlcov demo_project/var
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	rm -f djqueue/templates djqueue/static
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -153,6 +157,12 @@ $(VENV)/.demo-installed: pyproject.toml hatch_build.py demo_project/requirements
 
 $(VENV)/.spark-installed: $(VENV)/.installed
 	@scripts/make-venv.sh $(VENV) -e '.[spark]' 'pyspark[connect]'
+	@touch $@
+
+# With the versions of everything that the first environment has, too.
+$(VENV)-conformance/.installed: $(VENV)/.installed tools/conformance/requirements.txt
+	@$(BIN)/python -m pip freeze --exclude-editable >$(VENV)/.versions
+	@scripts/make-venv.sh $(VENV)-conformance -c $(VENV)/.versions -e '.[celery,redis]' -r tools/conformance/requirements.txt
 	@touch $@
 
 $(VENV)/.docs-installed: pyproject.toml

@@ -14,6 +14,7 @@ from celery.backends.base import BaseKeyValueStoreBackend
 from celery.canvas import maybe_signature
 from celery.exceptions import ChordError
 from celery.result import GroupResult, allow_join_result
+from celery.utils.functional import _regen
 from kombu.utils.encoding import bytes_to_str, ensure_bytes
 from kombu.utils.functional import retry_over_time
 
@@ -246,6 +247,9 @@ class DjqueueResultBackend(AsyncBackendMixin, BaseKeyValueStoreBackend):
 
     def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
         """Save the structure of a header that contains groups: its results are nested as it is."""
+        # A generator is consumed while its tasks are sent, and contains no groups.
+        if isinstance(header_result_args[1], _regen):
+            return
         header = self.app.GroupResult(*header_result_args)
         if any(isinstance(part, GroupResult) for part in header.results):
             header.save(backend=self)

@@ -146,6 +146,7 @@ class MessageChannel(virtual.Channel):
             priority=priority if self.priority_direction == "highest_first" else -priority,
             max_attempts=MAX_INTEGER,
             max_stalls=MAX_INTEGER,
+            ttl=_expiration(properties),
             result_ttl=max(SHORTEST_RETENTION, int(self.retention * 1_000)),
             # Transient messages do not join the caller's transaction: they are replies and events.
             durable=False if properties.get("delivery_mode") == 1 or queue in self._expires else None,
@@ -558,6 +559,14 @@ class Transport(virtual.Transport):
             super().close_connection(connection)
         finally:
             self.broker.leave(self)
+
+
+def _expiration(properties: Mapping[str, Any]) -> int | None:
+    """Return the milliseconds within which a message must be delivered, which AMQP has as text."""
+    expiration = properties.get("expiration")
+    text = "" if expiration is None else str(expiration)
+    # No job has a `ttl` of zero.
+    return max(1, int(text)) if text.isascii() and text.isdecimal() else None
 
 
 class Waker:

@@ -15,6 +15,7 @@ import pytest
 from celery import VERSION, Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.utils.functional import regen
 
 from djqueue.contrib.celery.storages import close_storages
 from djqueue.contrib.celery.values import RESULTS, Values
@@ -191,6 +192,15 @@ def test_expired_results_are_removed_when_new_results_are_stored(
 
     eventually(only_the_new_one_is_left)
     assert backend.get(backend.get_key_for_task("new")) is not None
+
+
+def test_header_of_a_chord_that_is_a_generator_is_consumed_while_its_tasks_are_sent(app: Celery) -> None:
+    consumed: list[int] = []
+    header = regen(consumed.append(number) for number in range(3))
+
+    app.backend.apply_chord(("group", header), app.signature("total"))
+
+    assert consumed == []
 
 
 def test_chord_counts_each_part_once_and_calls_its_body_once(app: Celery, url: str) -> None:

@@ -167,6 +167,20 @@ def test_priority_direction_decides_the_order_of_messages(
         assert take(connection, queue, 3) == expected
 
 
+def test_message_that_is_not_delivered_before_its_expiration_is_a_dead_letter(
+    connection: kombu.Connection, storage: Storage
+) -> None:
+    queue = kombu.Queue("letters", routing_key="letters")
+    queue(connection.default_channel).declare()
+    for body, expiration in (("late", 0.001), ("in time", 3_600), ("lasting", None)):
+        connection.Producer().publish(body, routing_key="letters", expiration=expiration)
+    eventually(lambda: storage.sweep() is not None and storage.reads.counts("letters")[State.FAILED] == 1)
+
+    assert take(connection, queue, 2) == ["in time", "lasting"]
+    (dead,) = storage.reads.page("letters", State.FAILED, 10)
+    assert (dead.reason, dead.options.ttl) == ("ttl_expired", 1)
+
+
 def test_unknown_priority_direction_is_rejected(url: str) -> None:
     with (
         pytest.raises(ConfigurationError, match="'lowest_first' or 'highest_first'; got 'up'"),

@@ -1,0 +1,1 @@
+"""Files that the foreign suites load; they run in an environment of their own."""

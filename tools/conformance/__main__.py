@@ -47,7 +47,8 @@ class BrokenRunError(Exception):
 
 def run_part(suite: Suite, selected: Sequence[str], extra: Sequence[str], source: Path) -> list[Outcome]:
     """Run a part of a suite; return the outcome of each test."""
-    name = f"{suite.parts.index(tuple(selected))}-{re.sub(r'\W+', '-', Path(selected[-1]).name)}"
+    module = re.sub(r"\W+", "-", Path(selected[-1]).name)
+    name = f"{suite.parts.index(tuple(selected))}-{module}"
     outcomes = _run_pytest(suite, [*extra, *selected], source, name)
     again = unexpected_failures(outcomes, suite.deviations)
     if again:

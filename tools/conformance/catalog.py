@@ -144,7 +144,6 @@ CELERY = Suite(
         Skip("Broken test", "Celery skips the test always."),
         Skip("Randomly fails", "Celery skips the test always."),
         Skip("async_results aren't performed in async way", "Celery expects the test to fail."),
-        Skip("Requires redis result backend.", "The test uses the client of Celery's Redis backend."),
     ),
     environment={"TEST_BROKER": "djqueue://", "TEST_BACKEND": "djqueue://", "WORKER_LOGLEVEL": "INFO"},
 )

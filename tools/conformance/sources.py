@@ -54,7 +54,7 @@ def extract(archive: Path, folder: str, target: Path) -> None:
         parent = f"{top}/{folder}".rpartition("/")[0]
         members = [member for member in tar if member.name.startswith(f"{top}/{folder}/")]
         if not members:
-            raise SourcesError(f"{archive.name} has no folder {folder}: its tests are elsewhere now.")
+            raise SourcesError(f"{archive.name} has no folder {folder}, where other versions have the tests.")
         for member in members:
             member.name = member.name.removeprefix(f"{parent}/")
         tar.extractall(target, members=members, filter="data")

@@ -26,7 +26,7 @@ class Start:
     @property
     def is_lost(self) -> bool:
         """Whether it has ended before."""
-        return self.thread is not None and not self.thread.is_alive() and not self.has_served
+        return not self.has_served and self.thread is not None and not self.thread.is_alive()
 
 
 class ThreadPool:

@@ -4,8 +4,6 @@ import sys
 import threading
 import weakref
 
-import pytest
-
 from djqueue.runtime.executors import threadpool as pool_module
 from djqueue.runtime.executors.threadpool import ThreadPool
 from tests.runtime.running import HANDLER, messages, reached, working
@@ -243,8 +241,8 @@ def live(prefix: str) -> list[str]:
     return [t.name for t in threading.enumerate() if t.name.startswith(prefix)]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_calls_go_on_after_a_thread_ended_when_it_was_woken():
+def test_calls_go_on_after_a_thread_ended_when_it_was_woken(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", print)
     endings = [SystemExit("closed"), None]
 
     def end():
@@ -263,10 +261,12 @@ def test_calls_go_on_after_a_thread_ended_when_it_was_woken():
     pool.close()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_calls_go_on_after_a_thread_ended_before_its_first_call():
+def test_calls_go_on_after_a_thread_ended_before_its_first_call(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", print)
+
     def hook(*_):
-        raise RuntimeError("a hook for all threads")
+        if threading.current_thread().name.startswith("test-"):
+            raise RuntimeError("a hook for all threads")
 
     before = threading.gettrace(), threading.getprofile()
     pool = ThreadPool(1, "test")

@@ -242,7 +242,8 @@ def live(prefix: str) -> list[str]:
 
 
 def test_calls_go_on_after_a_thread_ended_when_it_was_woken(monkeypatch):
-    monkeypatch.setattr(threading, "excepthook", print)
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
     endings = [SystemExit("closed"), None]
 
     def end():
@@ -257,12 +258,13 @@ def test_calls_go_on_after_a_thread_ended_when_it_was_woken(monkeypatch):
     for number in (2, 3):
         pool.submit(done.append, number)
 
-    eventually(lambda: done == [1, 2, 3])
+    eventually(lambda: done == [1, 2, 3] and raised)
     pool.close()
 
 
 def test_calls_go_on_after_a_thread_ended_before_its_first_call(monkeypatch):
-    monkeypatch.setattr(threading, "excepthook", print)
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
 
     def hook(*_):
         if threading.current_thread().name.startswith("test-"):
@@ -276,7 +278,7 @@ def test_calls_go_on_after_a_thread_ended_before_its_first_call(monkeypatch):
         pool.submit(done.append, 1)
         eventually(lambda: pool._start.is_lost)
         pool.submit(done.append, 2)
-        eventually(lambda: done == [1, 2])
+        eventually(lambda: done == [1, 2] and raised)
     finally:
         threading.settrace(before[0])
         threading.setprofile(before[1])

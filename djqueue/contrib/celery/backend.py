@@ -247,6 +247,7 @@ class DjqueueResultBackend(AsyncBackendMixin, BaseKeyValueStoreBackend):
 
     def apply_chord(self, header_result_args: Any, body: Any, **kwargs: Any) -> None:
         """Save the structure of a header that contains groups: its results are nested as it is."""
+        self._forget_ended_chord(header_result_args[0])
         # A generator is consumed while its tasks are sent, and contains no groups.
         if isinstance(header_result_args[1], _regen):
             return
@@ -257,6 +258,15 @@ class DjqueueResultBackend(AsyncBackendMixin, BaseKeyValueStoreBackend):
             # Callers read it, too: it must not end before the results.
             is_lasting = not seconds or not self.expires
             self.expire(self.get_key_for_group(header.id), 0 if is_lasting else max(seconds, self.expires))
+
+    def _forget_ended_chord(self, group_id: str) -> None:
+        """Let a chord that is applied again begin anew, before its parts are sent."""
+        key = self._chord_key(group_id)
+        value = self.values.get([key])[0]
+        chord = json.loads(value) if value else {}
+        # The body may apply the chord again before the process that sent the body has noted the end.
+        if chord.get("done") or "claimed" in chord:
+            self.values.remove([key, *(self._part_key(group_id, part) for part in chord.get("parts", ()))])
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
         """Count a part; call the body with the results if it was the last one."""
@@ -288,9 +298,9 @@ class DjqueueResultBackend(AsyncBackendMixin, BaseKeyValueStoreBackend):
         if chord.get("done"):
             self.values.remove([self._part_key(group_id, member)])
         if is_mine:
-            self._call_body(request, group_id, chord["parts"])
+            self._call_body(request, group_id, chord["parts"], now)
 
-    def _call_body(self, request: Any, group_id: str, parts: Sequence[str]) -> None:
+    def _call_body(self, request: Any, group_id: str, parts: Sequence[str], claimed: int) -> None:
         callback = maybe_signature(request.chord, app=self.app)
         try:
             try:
@@ -306,8 +316,12 @@ class DjqueueResultBackend(AsyncBackendMixin, BaseKeyValueStoreBackend):
         except ChordError as error:
             logger.exception("Chord %r failed: %r", group_id, error)
             self.chord_error_from_stack(callback, error)
-        self.values.set(self._chord_key(group_id), b'{"done": true}', ENDED_CHORD_TTL)
-        self.values.remove([self._part_key(group_id, part) for part in parts])
+        ended = self._change_chord(
+            group_id, lambda chord: {"done": True} if chord.get("claimed") == claimed else chord
+        )
+        if ended.get("done"):
+            self.values.expire(self._chord_key(group_id), ENDED_CHORD_TTL)
+            self.values.remove([self._part_key(group_id, part) for part in parts])
 
     def _header_results(self, group_id: str, parts: Sequence[str]) -> list[Any]:
         header = GroupResult.restore(group_id, backend=self, app=self.app)

@@ -194,6 +194,34 @@ def test_expired_results_are_removed_when_new_results_are_stored(
     assert backend.get(backend.get_key_for_task("new")) is not None
 
 
+def test_chord_that_its_body_applies_again_begins_anew(app: Celery) -> None:
+    backend = app.backend
+    calls: list[object] = []
+    body = app.signature("total")
+
+    def apply() -> None:
+        backend.apply_chord(("group", [app.AsyncResult("first")]), body)
+        backend.set_chord_size("group", 1)
+
+    def part_returns(result: int) -> None:
+        request = SimpleNamespace(id="first", group="group", group_index=0, chord=body)
+        backend.on_chord_part_return(request, "SUCCESS", result)
+
+    def run_body(results: object) -> None:
+        calls.append(results)
+        if len(calls) == 1:
+            apply()
+
+    body.delay = run_body
+    apply()
+    part_returns(10)
+    part_returns(20)
+    apply()
+    part_returns(30)
+
+    assert calls == [[10], [20], [30]]
+
+
 def test_header_of_a_chord_that_is_a_generator_is_consumed_while_its_tasks_are_sent(app: Celery) -> None:
     consumed: list[int] = []
     header = regen(consumed.append(number) for number in range(3))

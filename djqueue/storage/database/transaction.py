@@ -38,7 +38,7 @@ KEPT = ("completed", "completed_bytes", "cancelled", "cancelled_bytes", "result_
 _TOTAL = {name: at for at, name in enumerate(TALLY)}
 _STATE = {state: at for at, state in enumerate(STATES, len(TALLY))}
 WIDTH = len(TALLY) + len(STATES)
-AT_ONCE = WriteMode(waits=False)
+ON_LOOP = WriteMode(waits=False)
 """For the thread of an event loop."""
 TAKEN = "23505"
 """SQLSTATE of a key that another transaction has inserted."""
@@ -588,7 +588,7 @@ class Transactions:
     def write_at_once(self, work: Callable[[Tx], T]) -> tuple[T] | None:
         """Like `write_apart`, on the thread of an event loop; None, and nothing done, if it would wait."""
         with self._connections.borrow_for_loop() as wrapper:
-            outcome = None if wrapper is None else self._commit(wrapper, work, AT_ONCE)
+            outcome = None if wrapper is None else self._commit(wrapper, work, ON_LOOP)
         if outcome is None:
             return None
         answer, done = outcome

@@ -44,6 +44,7 @@ class Seen(NamedTuple):
     failures: int | None = None
     stalls: int | None = None
     progress: bytes | None = None
+    run_at: int | None = None
 
 
 def seen_after(seen: Seen | None, event: str, state: State, items: int) -> Seen | None:
@@ -89,6 +90,8 @@ def changes_between(old: Seen | None, new: Seen | None) -> list[Change]:
         word = _moved(state, new.state)
         if word:
             found.append((word, new.state, new.items))
+    elif not found and state is State.DELAYED and old.run_at not in (None, new.run_at):
+        found.append(("rescheduled", state, new.items))
     return found
 
 
@@ -526,7 +529,7 @@ class SqlEvents(Events):
             condition, values = tx.among("job_id", ids)
             found = tx.rows(
                 "SELECT job_id, name, started_at, finished_at, state, items, id, token, failures, stalls, "
-                f"progress FROM djqueue_job WHERE queue = ? AND {condition}",
+                f"progress, run_at FROM djqueue_job WHERE queue = ? AND {condition}",
                 *(queue, values),
             )
             rows |= {(queue, row[0]): row for row in found}
@@ -590,10 +593,9 @@ def forget_old(tx: Tx, limit: int) -> int:
 
 
 def _seen(row: Row) -> Seen:
-    _, _, _, _, state, items, pk, token, failures, stalls, progress = row
-    return Seen(
-        State(state), items, pk, token, failures, stalls, None if progress is None else bytes(progress)
-    )
+    _, _, _, _, state, items, pk, token, failures, stalls, progress, run_at = row
+    told = None if progress is None else bytes(progress)
+    return Seen(State(state), items, pk, token, failures, stalls, told, run_at)
 
 
 def _time(row: Row | None, event: str, now: int) -> int:

@@ -72,6 +72,8 @@ def obedient(connect: str = "connected") -> None:
                     [claimed] = claim(made, 1)
                     made.emit([Emission(QUEUE, claimed.id, claimed.token, 0, [b"1", b"2"])])
                     finish(made, completing(claimed))
+                case ["reschedule", id, run_at]:
+                    made.jobs.reschedule(QUEUE, [id], int(run_at))
                 case ["cancel", id]:
                     made.jobs.cancel(QUEUE, [id])
                 case ["remove", id]:

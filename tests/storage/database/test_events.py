@@ -8,6 +8,7 @@ from djqueue.storage.database.events import Seen, changes_between, seen_after
 WAITING = Seen(State.WAITING, 0, 1, 0, 0, 0)
 ACTIVE = Seen(State.ACTIVE, 0, 1, 11, 0, 0)
 COMPLETED = ACTIVE._replace(state=State.COMPLETED)
+DELAYED = WAITING._replace(state=State.DELAYED, run_at=1_000)
 
 
 def words(old, new):
@@ -29,6 +30,8 @@ def words(old, new):
         (WAITING._replace(state=State.DELAYED), WAITING, ["promoted"]),
         (WAITING._replace(state=State.BLOCKED), WAITING, ["unblocked"]),
         (WAITING, WAITING._replace(state=State.DELAYED), ["rescheduled"]),
+        (DELAYED, DELAYED, []),
+        (DELAYED, DELAYED._replace(run_at=2_000), ["rescheduled"]),
         (ACTIVE, COMPLETED, ["completed"]),
         (ACTIVE, COMPLETED._replace(state=State.FAILED), ["failed"]),
         (ACTIVE, WAITING._replace(token=11, failures=1), ["retried"]),

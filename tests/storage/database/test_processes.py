@@ -7,6 +7,7 @@ import pytest
 
 from djqueue import models
 from djqueue.client import Queue
+from djqueue.core.clock import SYSTEM_CLOCK
 from djqueue.core.states import State
 from djqueue.storage.database import wake
 from djqueue.testing.factories import (
@@ -114,6 +115,17 @@ def test_events_of_another_process_reach_a_subscriber_to_one_job(make, other):
 
     assert recorder.words() == ["enqueued", "started"]
     assert {event.id for event in recorder.events()} == {"a"}
+
+
+def test_another_time_of_a_delayed_job_reaches_a_subscriber_to_it(make, other):
+    storage, recorder = make(connect=False), Recorder()
+    enqueue(storage, id="a", delay=3_600_000)
+    storage.events.subscribe(QUEUE, recorder, "a")
+
+    other.ask(f"reschedule a {SYSTEM_CLOCK.now() + 7_200_000}")
+
+    recorder.until("rescheduled")
+    assert recorder.words() == ["rescheduled"]
 
 
 def test_items_and_the_end_reach_a_subscriber_to_one_job(make, other):

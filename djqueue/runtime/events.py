@@ -345,6 +345,10 @@ class RunEvents:
         """Log that an operation of the storage failed, as `OutageLog` does."""
         self._outages.failed(operation, error)
 
+    def storage_silent(self, operation: str, since: int, text: str) -> None:
+        """Log that an operation has waited for the storage since a time in monotonic milliseconds."""
+        self._outages.failed(operation, StorageUnavailableError(text), since)
+
     def storage_worked(self, operation: str) -> None:
         """Note that an operation of the storage worked, which may end an outage."""
         self._outages.worked(operation)
@@ -394,10 +398,10 @@ class OutageLog:
         self._throttled = ThrottledLog(logger, REPEATED / 1_000, lambda: monotonic() / 1_000)
         """Faults of each operation, and ends of short outages, which may come and go all the time."""
 
-    def failed(self, operation: str, error: BaseException) -> None:
-        """Note that an operation of the storage failed."""
+    def failed(self, operation: str, error: BaseException, since: int | None = None) -> None:
+        """Note that an operation of the storage failed, or has waited since this monotonic millisecond."""
         if isinstance(error, StorageUnavailableError):
-            self._note_unavailable(operation, error)
+            self._note_unavailable(operation, error, since)
             return
         hide_row(error)
         self._note_problem(f"the storage fails ({operation}): {in_one_line(error)}", "")
@@ -446,11 +450,11 @@ class OutageLog:
         self._unavailable.clear()
         return True
 
-    def _note_unavailable(self, operation: str, error: StorageUnavailableError) -> None:
+    def _note_unavailable(self, operation: str, error: StorageUnavailableError, since: int | None) -> None:
         now = self._monotonic()
         with self._lock:
             if not self._unavailable:
-                self._since, self._logged_at = now, None
+                self._since, self._logged_at = now if since is None else since, None
             self._unavailable[operation] = now
             self._answered_at = None
             has_lasted = now - self._since >= OUTAGE_LOG_DELAY

@@ -51,6 +51,8 @@ LONG_RUN = 50
 """Milliseconds after which the worker subscribes to a job's queue."""
 BLOCKED_AFTER = 10_000
 """Milliseconds after which a loop that runs nothing counts as blocked."""
+SILENT_AFTER = 5_000
+"""Milliseconds of a heartbeat after which the storage counts as silent."""
 LOOP = "loop"
 """The part of the process that has the problem of a blocked loop."""
 UNBLOCK = "Use a function that is not async, or `await` what takes time; dump the worker's stacks to see it."
@@ -77,6 +79,9 @@ class Heartbeat:
         """Milliseconds of the shortest lease claimed so far."""
         self._loop_watch = LoopWatch(context)
         self._thread = Periodic("djqueue-heartbeat", self._seconds, self._beat)
+        self._asked_at: int | None = None
+        """Monotonic milliseconds at which the heartbeat in progress asked the storage."""
+        self._alive_since = self._looked_at = 0
         self._life: Periodic | None = None
         """Shows the lease keeper that this process's threads run, also while the storage does not answer."""
         if self._lease_table is not None:
@@ -165,6 +170,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         self._loop_watch.look()
+        self._asked_at = self._clock.monotonic()
         try:
             self.renew_held()
             while commands := self._storage.workers.register(self.info()):
@@ -179,6 +185,8 @@ class Heartbeat:
         else:
             self._is_unavailable = False
             self._events.storage_worked("renew")
+        finally:
+            self._asked_at = None
         now = self._clock.monotonic()
         if self._lease_table is not None:
             self._lease_table.replace(map(lease_of, self._runs.held()))
@@ -223,8 +231,22 @@ class Heartbeat:
         return "\n".join(lines) + "\n"
 
     def _show_life(self) -> None:
+        now = self._clock.monotonic()
         if self._lease_table is not None:
-            self._lease_table.show_life(self._clock.monotonic())
+            self._lease_table.show_life(now)
+        self._look_for_silence(now)
+
+    def _look_for_silence(self, now: int) -> None:
+        """Tell of a heartbeat that waits for the storage, which may wait for long or for ever."""
+        if now - self._looked_at >= SILENT_AFTER:
+            self._alive_since = now  # This process did not run before.
+        self._looked_at = now
+        asked_at = self._asked_at
+        if asked_at is None or now - (since := max(asked_at, self._alive_since)) < SILENT_AFTER:
+            return
+        self._is_unavailable = True
+        text = f"it does not answer. {self._storage.held_up_by()}".rstrip()
+        self._events.storage_silent("renew", since, text)
 
     def _seconds_of_life(self) -> float:
         table = self._lease_table

@@ -129,6 +129,13 @@ class Storage(ABC):
     def describe(self) -> str:
         """Return one line that names the storage and its location, without secrets."""
 
+    def held_up_by(self) -> str:
+        """Return a sentence that names the process for which calls wait; empty if it is unknown.
+
+        This does not ask the storage, which may not answer.
+        """
+        return ""
+
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run one of the sync methods from a coroutine, without blocking its event loop."""
         return await asyncio.to_thread(method, *args, **kwargs)

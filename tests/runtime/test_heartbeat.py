@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from contextlib import closing
 
 import pytest
 
@@ -9,7 +10,8 @@ from djqueue import Worker
 from djqueue._version import __version__
 from djqueue.core.errors import StorageReplacedError, StorageUnavailableError
 from djqueue.core.workers import MAX_DUMP
-from djqueue.runtime import problems, watching
+from djqueue.runtime import events, problems, watching
+from djqueue.runtime.leases import LeaseTable
 from djqueue.runtime.tracebacks import stacks
 from tests.runtime.running import HANDLER, messages, reached, record, working
 from tests.runtime.storages import RecordingStorage
@@ -302,3 +304,28 @@ async def test_supervised_worker_ends_if_a_job_blocks_its_loop_after_its_timeout
 
     assert set(ended) == ({1} if is_replaceable else set())
     assert any("blocks the event loop" in line for line in messages(caplog)) == is_replaceable
+
+
+async def test_heartbeat_that_waits_for_long_is_logged_with_what_it_waits_for(storage, caplog, monkeypatch):
+    monkeypatch.setattr(watching, "SILENT_AFTER", 50)
+    monkeypatch.setattr(events, "OUTAGE_LOG_DELAY", 50)
+    unlocked, register = threading.Event(), storage.workers.register
+
+    def wait_and_register(info):
+        assert unlocked.wait(PATIENCE)
+        return register(info)
+
+    monkeypatch.setattr(storage, "held_up_by", lambda: "The process 7 (backup) holds the lock.")
+    worker = Worker(storage, handlers={HANDLER: nothing}, heartbeat=0.02)
+    with closing(LeaseTable(60)) as worker.lease_table:
+        async with worker:
+            monkeypatch.setattr(storage.workers, "register", wait_and_register)
+            [problem] = await aeventually(problems.noted)
+            unlocked.set()
+            await aeventually(lambda: not problems.noted())
+
+    assert problem.id == "worker.storage"
+    assert "(renew): it does not answer. The process 7 (backup) holds the lock." in problem.text
+    lines = [line for line in messages(caplog) if "the storage" in line]
+    assert ["The process 7" in line for line in lines] == [True, False]
+    assert "available again" in lines[1]

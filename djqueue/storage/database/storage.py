@@ -46,6 +46,7 @@ from djqueue.storage.base import P, Storage
 from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.commits import JoinedTransactions
 from djqueue.storage.facets import EventHandler, Jobs, Limiters, Queues, Unsubscribe
+from djqueue.storage.tables import dberrors
 from djqueue.storage.tables.dberrors import LOCKED, LOCKS, WHOLE_TABLE, locked_file, locked_tables, named
 from djqueue.storage.tables.rows import UNTOUCHED, chunked
 
@@ -189,6 +190,11 @@ class DatabaseStorage(Storage):
         vendor = connections[self.alias].display_name
         where = f" at {settings['HOST']}" if settings.get("HOST") else ""
         return f"database {self.alias!r} ({vendor}{where}: {settings['NAME']})"
+
+    def held_up_by(self) -> str:
+        # A server that does not answer can't be asked; it refuses what waits for a lock for too long.
+        is_file = connections[self.alias].vendor == "sqlite"
+        return dberrors.write_lock_holder(self.alias) if is_file else ""
 
     @property
     def has_spark_tables(self) -> bool:

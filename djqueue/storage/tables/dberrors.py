@@ -102,6 +102,12 @@ def _of_holders(alias: str) -> str:
     return f", of the process {' and '.join(holders)}," if holders else ""
 
 
+def write_lock_holder(alias: str) -> str:
+    """Return a sentence that names the processes that keep others from writing to a file of SQLite, or ""."""
+    holders = _holders_of(str(connections[alias].settings_dict["NAME"]))
+    return f"SQLite's write lock is held by the process {' and '.join(holders)}." if holders else ""
+
+
 def _holders_of(path: str) -> list[str]:
     return procfs.lock_holders(f"{path}-shm", WRITE_BYTE) or procfs.lock_holders(path)
 

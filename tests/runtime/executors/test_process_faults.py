@@ -13,6 +13,7 @@ from djqueue import Worker
 from djqueue.core import procfs
 from djqueue.core.states import State
 from djqueue.errors import ConfigurationError
+from djqueue.runtime import problems
 from djqueue.runtime.executors.processes import frames, jobprocess, kernel
 from djqueue.runtime.executors.processes import template as templates
 from djqueue.runtime.runs import Stop
@@ -204,6 +205,21 @@ async def test_worker_registration_lists_its_job_processes(site):
 
 def _state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+async def test_job_whose_process_was_stopped_is_named_and_then_killed(site, monkeypatch):
+    monkeypatch.setattr(jobprocess, "STOPPED_CHECK", 0.0)
+    monkeypatch.setattr(jobprocess, "STOPPED_NOTED", 0.0)
+    result = await site.running(jobs.stops_itself, max_attempts=1)
+    [problem] = await aeventually(problems.noted)
+    monkeypatch.setattr(jobprocess, "STOPPED_PATIENCE", 0.0)
+    record = await site.ended(result)
+
+    assert problem.id == "worker.process"
+    assert f"{jobs.stops_itself.name} [{result.id}]" in problem.text
+    assert record.reason == "worker_crashed"
+    assert "was stopped by a signal" in record.error.message
+    await aeventually(lambda: not problems.noted())
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from djqueue.core.executors import limits_of
 from djqueue.core.job import EnqueueResult, Outcome
+from djqueue.runtime import problems
 from djqueue.runtime.context import WorkerContext
 from djqueue.runtime.emitting import RunItems
 from djqueue.runtime.executors.execution import Execution, call_on_loop
@@ -29,6 +30,8 @@ NAME_THREADS = 4
 """Host names that are resolved at once."""
 AT_ONCE = 4
 """Processes that may be starting at once. The template forks one at a time."""
+PROCESSES = "job processes"
+"""The part of the worker that has the problems of stopped processes."""
 ENDING = 1.0
 """Seconds for which the end of a worker waits for the end of the processes that it has killed."""
 MAX_RESTARTS = 3
@@ -64,6 +67,7 @@ class ProcessExecutor:
         self._processes: set[JobProcess] = set()
         self._by_run: dict[Run, JobProcess] = {}
         self._ticker: asyncio.TimerHandle | None = None
+        self._has_problems = False
         self._idler: asyncio.TimerHandle | None = None
         """Ends processes that have been idle for long."""
         self._enqueuer = (
@@ -347,6 +351,10 @@ class ProcessExecutor:
             self._start_ticking()
         for process in list(self._by_run.values()):
             process.tick()
+        found = [finding for process in self._by_run.values() if (finding := process.problem()) is not None]
+        if found or self._has_problems:
+            problems.note(PROCESSES, found)
+            self._has_problems = bool(found)
 
     def _end_idle(self) -> None:
         self._idler = None

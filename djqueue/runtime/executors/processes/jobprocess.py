@@ -12,6 +12,7 @@ from djqueue.core import procfs
 from djqueue.core.errors import JobError, JobLimitError, JobMemoryLimitError, WorkerCrashedError
 from djqueue.core.executors import ISOLATED, SUBPROCESS, JobLimits
 from djqueue.core.job import Outcome
+from djqueue.core.overview import Finding
 from djqueue.core.workers import ProcessInfo
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.owntasks import own_task
@@ -36,6 +37,12 @@ MAX_DENIED = 20
 """Maximum of log lines about denied accesses of one job."""
 CHECKS_PER_LOOK = 10
 """Checks of memory of which one looks at that which is not resident, even if no address space was added."""
+STOPPED_CHECK = 1.0
+"""Seconds between two looks whether a signal has stopped the process."""
+STOPPED_NOTED = 10.0
+"""Seconds after which a stopped process is a problem of the worker."""
+STOPPED_PATIENCE = 60.0
+"""Seconds after which a stopped process is killed."""
 FAST_STEP = 1_000
 """Milliseconds between the steps that end a job whose worker stops, or whose lease is lost."""
 
@@ -93,6 +100,9 @@ class JobProcess:
         self.idle_since = 0.0
         self.has_ended = False
         self._owner = owner
+        self._stopped_at: float | None = None
+        self._look_at = 0.0
+        """Time of the next look whether it is stopped."""
         self._peak = 0
         """Bytes of the most memory seen during the current job."""
         self._ticks = 0
@@ -144,6 +154,7 @@ class JobProcess:
         self._link.tick()
         if self.run is None or self.has_ended:
             return
+        self._look_whether_stopped()
         cpu = self.limits.cpu
         if cpu is not None and procfs.processor_time(self.pid) - self._used_before > cpu / 1_000:
             self.kill("cpu")
@@ -158,6 +169,32 @@ class JobProcess:
             self._peak = max(self._peak, used)
             if used > self.limits.memory:
                 self.kill("memory")
+
+    def _look_whether_stopped(self) -> None:
+        now = self._loop.time()
+        if now < self._look_at:
+            return
+        self._look_at = now + STOPPED_CHECK
+        found = procfs.stat(self.pid)
+        if found is None or found.state != "T":
+            self._stopped_at = None
+        elif self._stopped_at is None:
+            self._stopped_at = now
+        elif now - self._stopped_at >= STOPPED_PATIENCE:
+            self.kill("stopped")
+
+    def problem(self) -> Finding | None:
+        """Return the problem that a signal has stopped it within its job; None if it runs."""
+        run, since = self.run, self._stopped_at
+        if run is None or since is None or (seconds := self._loop.time() - since) < STOPPED_NOTED:
+            return None
+        job = f"{run.claimed.name} [{run.claimed.id}]"
+        text = f"a signal stopped the process {self.pid} of {job} {seconds:.0f} s ago"
+        remedy = (
+            f"Let it go on: kill -CONT {self.pid}. It is killed {STOPPED_PATIENCE:.0f} s after the signal, "
+            "which counts as a crash."
+        )
+        return Finding("worker.process", "error", text, remedy)
 
     def _memory_of(self, pids: list[int], limit: int) -> int:
         """Return the bytes that some processes use, exactly if they exceed the limit."""
@@ -269,6 +306,8 @@ class JobProcess:
             text = f"its process could not read from the storage ({killed[9:]})"
         elif killed.startswith("violation"):
             text = f"its process broke the protocol and was killed: {killed[11:]}"
+        elif killed == "stopped":
+            text = f"its process was stopped by a signal for {STOPPED_PATIENCE:.0f} s, and was killed"
         elif killed:
             text = "its process did not stop in time and was killed"
         else:

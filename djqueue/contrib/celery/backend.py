@@ -8,7 +8,6 @@ from typing import Any, cast
 from urllib.parse import unquote, urlsplit
 
 from celery import states
-from celery._state import task_join_will_block
 from celery.backends.asynchronous import AsyncBackendMixin, BaseResultConsumer
 from celery.backends.base import BaseKeyValueStoreBackend
 from celery.canvas import maybe_signature
@@ -182,10 +181,6 @@ class DjqueueResultBackend(AsyncBackendMixin, BaseKeyValueStoreBackend):
         A task that has run must not fail because its result could not be stored for a moment.
         """
         return retry_over_time(function, StorageUnavailableError, args, kwargs, **self._policy)
-
-    def on_task_call(self, producer: Any, task_id: str) -> None:
-        if not task_join_will_block():
-            self.result_consumer.consume_from(task_id)
 
     # Values.
 

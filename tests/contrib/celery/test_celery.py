@@ -126,6 +126,17 @@ def test_waiting_for_a_result_uses_events(app: Celery, url: str) -> None:
     assert result._cache["result"] == 42
 
 
+def test_sending_a_task_subscribes_to_nothing_until_its_result_is_wanted(app: Celery) -> None:
+    consumer = app.backend.result_consumer
+    result = app.send_task("add", (1, 2))
+    assert consumer._subscriptions == {}
+
+    with pytest.raises(CeleryTimeoutError):
+        result.get(timeout=0.01)
+
+    assert set(consumer._subscriptions) == {result.id}
+
+
 def test_garbage_collection_of_results_does_not_wait_for_a_subscription(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:

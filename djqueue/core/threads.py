@@ -1,17 +1,24 @@
-"""Threads of a process: their start, beside a block, across forks; pauses of their garbage collector."""
+"""Threads of a process: beside a block or a loop, across forks; pauses of their garbage collector."""
 
+import asyncio
 import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
+from functools import partial
 from itertools import count
 from threading import Event, Lock, Thread
 from types import MethodType
-from typing import Any
-from weakref import WeakSet, ref
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 from .errors import StorageUnavailableError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @contextmanager
@@ -59,6 +66,28 @@ def beside(run: Callable[[Event], object], name: str, patience: float | None = N
     finally:
         stop.set()
         thread.join(patience)
+
+
+_executors: "WeakKeyDictionary[asyncio.AbstractEventLoop, ThreadPoolExecutor]" = WeakKeyDictionary()
+"""Threads of djqueue's own for loops on which other code runs."""
+
+
+def add_threads(loop: asyncio.AbstractEventLoop) -> ThreadPoolExecutor:
+    """Give a loop threads for `on_thread` beside its default executor, which handlers may shut down."""
+    executor = _executors[loop] = ThreadPoolExecutor(thread_name_prefix="djqueue-calls")
+    return executor
+
+
+async def on_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function on a thread beside the running loop, as `asyncio.to_thread` does."""
+    loop = asyncio.get_running_loop()
+    call = partial(copy_context().run, function, *args, **kwargs)
+    return await loop.run_in_executor(threads_of(loop), call)
+
+
+def threads_of(loop: asyncio.AbstractEventLoop) -> ThreadPoolExecutor | None:
+    """Return djqueue's threads beside a loop; None for its default executor."""
+    return _executors.get(loop)
 
 
 FORK_WAIT = 1.0

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from djqueue.conf import has_django
 from djqueue.core.logs import Log
-from djqueue.core.threads import after_fork, start_daemon
+from djqueue.core.threads import add_threads, after_fork, start_daemon
 
 from .executors.connections import close_connections, release_pooled
 from .exits import end_copy
@@ -36,8 +36,9 @@ def run_loop(main: Coroutine[Any, Any, T], on_stray: Callable[[BaseException], o
     loop = new_loop()
     copy = LoopCopy(loop)
     after_fork(copy.forked)
-    executor = ThreadPoolExecutor(thread_name_prefix="djqueue-asyncio")
-    loop.set_default_executor(executor)
+    of_handlers = ThreadPoolExecutor(thread_name_prefix="djqueue-asyncio")
+    loop.set_default_executor(of_handlers)
+    executors = (of_handlers, add_threads(loop))
     is_broken = False
     try:
         asyncio.set_event_loop(loop)
@@ -61,7 +62,8 @@ def run_loop(main: Coroutine[Any, Any, T], on_stray: Callable[[BaseException], o
                 loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             asyncio.set_event_loop(None)
-            executor.shutdown(wait=False, cancel_futures=True)
+            for executor in executors:
+                executor.shutdown(wait=False, cancel_futures=True)
             loop.close()
 
 

@@ -13,7 +13,7 @@ from djqueue.conf import get_settings, has_django
 from djqueue.core import logs
 from djqueue.core.clock import SYSTEM_CLOCK, Clock
 from djqueue.core.errors import StorageUnavailableError
-from djqueue.core.threads import start_daemon
+from djqueue.core.threads import on_thread, start_daemon
 from djqueue.storage.base import Storage, Unsubscribe
 
 from .claiming import ClaimLoop
@@ -166,7 +166,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         if self.options.connect:
             # Connecting may wait for another process to stop; a thread keeps the loop running.
-            await asyncio.to_thread(self._connect)
+            await on_thread(self._connect)
         parts = WorkerParts(self._context(loop), self._make_executor, self.attempt_count)
         self.parts = parts
         with logs.handled_apart(clean_thread, close_thread):
@@ -177,8 +177,8 @@ class Worker:
             finally:
                 self.abandoned = parts.shutdown.abandoned
                 await parts.close()
-                await asyncio.to_thread(announcer.flush, SIGNAL_TIMEOUT)
-                await asyncio.to_thread(logs.flush)
+                await on_thread(announcer.flush, SIGNAL_TIMEOUT)
+                await on_thread(logs.flush)
 
     def stop(self, *, hurry: bool = False) -> None:
         """Stop claiming, and end when the running jobs have finished or `shutdown_timeout` has passed.
@@ -206,7 +206,7 @@ class Worker:
         if self._task is not None:
             await asyncio.shield(self._task)
         elif self._thread is not None:
-            await asyncio.to_thread(self.join)
+            await on_thread(self.join)
 
     async def __aenter__(self) -> Self:
         self._opened = asyncio.Event()
@@ -443,7 +443,7 @@ class WorkerParts:
         """Stop the threads, cancel the subscriptions, and unregister the worker."""
         self.shutdown.close()
         await self._reports.close()
-        await asyncio.to_thread(self._stop_threads)
+        await on_thread(self._stop_threads)
         self.executor.close()
         if unreported := len(self._runs.unreported) + len(self._runs.ended):
             self._events.undelivered(unreported)

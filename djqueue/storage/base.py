@@ -24,7 +24,6 @@ Operations take and return lists, so that one round trip serves many jobs. Every
 The test suite `djqueue.testing.contract` verifies this.
 """
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -46,6 +45,7 @@ from djqueue.core.job import (
 )
 from djqueue.core.logs import Log
 from djqueue.core.overview import Finding
+from djqueue.core.threads import on_thread
 from djqueue.storage.facets import Reads
 
 from .capabilities import Capabilities
@@ -138,7 +138,7 @@ class Storage(ABC):
 
     async def acall(self, method: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run one of the sync methods from a coroutine, without blocking its event loop."""
-        return await asyncio.to_thread(method, *args, **kwargs)
+        return await on_thread(method, *args, **kwargs)
 
     def probe(self) -> Sequence[Finding]:
         """Write to the storage as an enqueue does, for the health checks.

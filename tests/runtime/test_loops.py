@@ -5,10 +5,12 @@ import logging
 import os
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from djqueue import Queue
+from djqueue.core.threads import on_thread
 from djqueue.runtime.loops import Periodic, new_loop, run_loop
 from tests.runtime.running import HANDLER, record, work_off, working
 from tests.support import PATIENCE
@@ -95,6 +97,26 @@ def test_loop_goes_on_after_a_task_has_stopped_it():
 
     assert run_loop(main(), noted.append) == "done"
     assert [type(error) for error in noted] == [RuntimeError]
+
+
+async def shuts_the_default_executor_down():
+    await asyncio.get_running_loop().shutdown_default_executor()
+
+
+async def sets_a_default_executor_and_shuts_it_down():
+    with ThreadPoolExecutor() as executor:
+        asyncio.get_running_loop().set_default_executor(executor)
+
+
+@pytest.mark.parametrize(
+    "handler", [shuts_the_default_executor_down, sets_a_default_executor_and_shuts_it_down]
+)
+def test_calls_of_the_storage_do_not_use_the_default_executor_of_handlers(handler):
+    async def main():
+        await handler()
+        return await on_thread(threading.get_ident)
+
+    assert run_loop(main(), lambda _: None) != threading.get_ident()
 
 
 def test_loop_raises_what_its_main_coroutine_raises():

@@ -21,7 +21,7 @@ from djqueue.core.deadlines import CircuitBreaker, Outage, remaining
 from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.job import Incident
 from djqueue.core.logs import Log
-from djqueue.core.threads import after_fork
+from djqueue.core.threads import after_fork, on_thread
 
 from .connections import Connections
 from .exchange import Exchange, Pipeline
@@ -438,7 +438,7 @@ class Roundtrips:
 
     async def _aone(self, call: ScriptCall | RedisCommand) -> Any:
         if _is_replicated(call):
-            return await asyncio.to_thread(self._replicated, call)
+            return await on_thread(self._replicated, call)
         sequence = self._sequence(call)
         words = self._words(call, sequence)
         try:

@@ -22,7 +22,7 @@ from djqueue.core.deadlines import CircuitBreaker, Outage, remaining
 from djqueue.core.errors import SerializationError, StorageUnavailableError, by_code
 from djqueue.core.job import Batch, Claimed, ClaimRequest, EnqueueResult, Finished, Outcome
 from djqueue.core.logs import Log
-from djqueue.core.threads import start_daemon
+from djqueue.core.threads import on_thread, start_daemon
 from djqueue.storage.base import Unsubscribe
 from djqueue.storage.wire import pack
 
@@ -277,7 +277,7 @@ class SchedulerClient:
         data = pack(request)
         connection = self._take_idle()
         if connection is None:
-            connection = await asyncio.to_thread(self._connected, until)
+            connection = await on_thread(self._connected, until)
         with self._answered(connection, operation):
             async with asyncio.timeout(max(0.001, until - monotonic())):
                 return await connection.aexchange(data)
@@ -426,7 +426,7 @@ class SchedulerClient:
         until = self._until("finish")
         connection = self._joined(then)
         if connection is None:
-            connection = await asyncio.to_thread(self._connected, until)
+            connection = await on_thread(self._connected, until)
         with self._answered(connection, "finish"), self._numbered(outcomes, then) as data:
             async with asyncio.timeout(max(0.001, until - monotonic())):
                 answer = await connection.aexchange(data)

@@ -1,6 +1,5 @@
 """`SchedulerStorage`: the scheduler in the process that runs it, and a client everywhere else."""
 
-import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +32,7 @@ from djqueue.core.options import JobKey
 from djqueue.core.overview import Finding
 from djqueue.core.policies import DEFAULT_POLICY, LimiterPolicy, QueuePolicy
 from djqueue.core.states import State
-from djqueue.core.threads import after_fork
+from djqueue.core.threads import after_fork, on_thread
 from djqueue.storage import backpressure, snapshots
 from djqueue.storage.base import Storage
 from djqueue.storage.capabilities import Capabilities, SchedulerRole
@@ -212,7 +211,7 @@ class SchedulerStorage(Storage):
     async def async_call(self, operation: str, *args: Any) -> Any:
         """Async version of `call`."""
         if self._scheduler is not None:
-            return await asyncio.to_thread(self._scheduler.call, operation, args, {})
+            return await on_thread(self._scheduler.call, operation, args, {})
         return await self.client.acall(operation, *args)
 
     def policy(self, queue: str) -> QueuePolicy:
@@ -248,7 +247,7 @@ class SchedulerStorage(Storage):
 
     async def _asend(self, batches: Sequence[Batch]) -> list[EnqueueResult]:
         if self._scheduler is not None:
-            return await asyncio.to_thread(self._scheduler.enqueue, batches)
+            return await on_thread(self._scheduler.enqueue, batches)
         return [answer for part in self._parts(batches) for answer in await self.client.aenqueue(part)]
 
     def _parts(self, batches: Sequence[Batch]) -> Iterator[Sequence[Batch]]:

@@ -45,6 +45,7 @@ from djqueue.core.options import (
 )
 from djqueue.core.permissions import Permissions
 from djqueue.core.states import State
+from djqueue.core.threads import on_thread
 from djqueue.core.units import LATEST, MAX_DURATION
 from djqueue.signals import job_enqueued
 from djqueue.storage.base import Storage
@@ -142,7 +143,7 @@ class JobEnqueuer:
         """
         read = partial(read_request, request, claimed, self._permissions, self._settings)
         is_small = len(request) <= SMALL_REQUEST
-        batches = read() if is_small else await asyncio.get_running_loop().run_in_executor(None, read)
+        batches = read() if is_small else await on_thread(read)
         try:
             results = await self._storage.aenqueue(batches)
         except Exception as error:

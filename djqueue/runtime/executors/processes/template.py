@@ -19,6 +19,7 @@ import msgpack
 from djqueue.core import procfs
 from djqueue.core.deadlines import GrowingPause
 from djqueue.core.executors import JobLimits
+from djqueue.core.threads import threads_of
 from djqueue.runtime.events import RunEvents
 from djqueue.runtime.executors.sandbox import SandboxError
 from djqueue.runtime.executors.sandbox.broker import ConnectBroker, DeniedAccess, receive_listener
@@ -379,7 +380,7 @@ class TemplateKeeper:
     def process_ended(self, process: ForkedProcess) -> None:
         """Clean up after a process that has ended."""
         if process.directory:
-            self._loop.run_in_executor(None, remove_tree, process.directory)
+            self._loop.run_in_executor(threads_of(self._loop), remove_tree, process.directory)
         self._close_if_unused(process.template)
         if self._sweeping is None and not self._is_closed:
             self._sweeping = own_task(self._loop, self._sweep(process.template))

@@ -1,7 +1,7 @@
 """Responds in time while a database is unreachable: status 503, with the database and the time since when.
 
 Sessions and users are stored in the default database, so no page can show data without it. One request
-detects the outage, bounded by a watchdog and the driver's `connect_timeout`. Later requests get the response
+detects the outage, bounded by a watchdog and by `connect_timeout`. Later requests get the response
 immediately until a probe succeeds.
 
 A query sent to a frozen PostgreSQL server has no timeout: `statement_timeout` is the server's, and
@@ -49,6 +49,8 @@ IDLE_TIMEOUT = 30.0
 """Seconds after which the idle thread ends."""
 QUERY_TIMEOUT = 1.8
 """Seconds for which a page waits for the answers of a database."""
+CONNECT_TIMEOUT = 2
+"""Seconds for which a page waits for a connection; libpq does not wait for less."""
 PROBE = 1.0
 """Seconds that a probe of an unreachable database may take."""
 RETRY_AFTER = 5
@@ -268,7 +270,8 @@ def _in_time(site: AdminSite, request: HttpRequest, work: Callable[[], Any]) -> 
             _probe(DEFAULT_DB_ALIAS)
         with watchdog.within(QUERY_TIMEOUT) as watch:
             try:
-                response = work()
+                with _connecting_in_time():
+                    response = work()
             except (Error, DjqueueError) as error:
                 _raise_unavailable(watch.cut, error)
                 raise
@@ -286,6 +289,23 @@ def _in_time(site: AdminSite, request: HttpRequest, work: Callable[[], Any]) -> 
     return response
 
 
+@contextmanager
+def _connecting_in_time() -> Iterator[None]:
+    """Limit this thread's attempts to connect, unless the project does: a frozen server would not answer."""
+    wrappers = [one for one in postgresql_connections() if "pool" not in one.settings_dict["OPTIONS"]]
+    for wrapper in wrappers:
+        wrapper.get_connection_params = partial(_limited, wrapper.get_connection_params)
+    try:
+        yield
+    finally:
+        for wrapper in wrappers:
+            wrapper.__dict__.pop("get_connection_params", None)
+
+
+def _limited(parameters: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    return {"connect_timeout": CONNECT_TIMEOUT, **parameters()}
+
+
 def _probe(alias: str) -> None:
     """Check whether an unreachable database responds again. Raises DatabaseUnavailableError if not."""
     breaker = outages.of(alias)
@@ -294,7 +314,7 @@ def _probe(alias: str) -> None:
     if not breaker.enter():
         raise DatabaseUnavailableError(alias)
     try:
-        with watchdog.within(PROBE), connections[alias].cursor() as cursor:
+        with watchdog.within(PROBE), _connecting_in_time(), connections[alias].cursor() as cursor:
             cursor.execute("SELECT 1")
     except Error as error:
         _note(alias, error)

@@ -16,7 +16,6 @@ from django.conf import settings
 
 def main() -> None:
     """Prepare the database, then answer each line until the input ends."""
-    settings.DATABASES["default"]["OPTIONS"] = {"connect_timeout": 2}
     settings.DJQUEUE = {"STORAGE": {"BACKEND": "djqueue.storage.database.DatabaseStorage"}}
     django.setup()
     from django.contrib.auth.models import User

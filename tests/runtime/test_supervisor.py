@@ -277,6 +277,31 @@ def test_child_that_does_not_answer_is_killed_and_replaced(supervise):
     assert "(killed by SIGKILL); restarting it" in output
 
 
+def test_frozen_helper_does_not_delay_the_end(supervise):
+    code, _, output = supervise(
+        """
+        beats.INTERVAL, supervisor.CHECK_INTERVAL, supervisor.SILENT_AFTER = 0.01, 0.1, 1.0
+        supervisor.HELPER_TIMEOUT = 3_600
+        limits = ProcessLimits(1, answer_timeout=3_600)
+
+        def freeze(ready):
+            ready()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        def run(ready):
+            ready()
+            number()
+            return 0
+
+        role = ProcessRole("one", run, 1, is_worker=True)
+        sys.exit(Supervisor([role, ProcessRole("helper", freeze, 0)], limits, health).run())
+        """
+    )
+
+    assert code == 0
+    assert "(helper) has not answered for 1 s; it is killed." in output
+
+
 def test_child_whose_descriptors_were_closed_is_replaced_and_writes_no_beat_into_another_file(supervise):
     code, starts, output = supervise(
         """

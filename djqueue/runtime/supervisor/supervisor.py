@@ -355,7 +355,7 @@ class Supervisor:
             self._stop_stage(now)
         else:
             self._check_memory()
-            self._check_silence(now)
+        self._check_silence(now)
         self._checked_at = now
         for child in self._children.values():
             if child.kill_at is not None and now >= child.kill_at:
@@ -385,13 +385,17 @@ class Supervisor:
         """Kill children that do not answer."""
         # Time in which the supervisor itself was stopped, or had no processor, says nothing about children.
         elapsed = min(now - self._checked_at, 2 * CHECK_INTERVAL)
-        limit = self._limits.answer_timeout
         for child in self._children.values():
             child.silence += elapsed
-            if limit is not None and child.silence >= limit and child.kill_at is None:
+            limit, then = self._limits.answer_timeout, "killed and replaced"
+            if limit is not None and (self._is_stopping or child.kill_at is not None):
+                # A worker has all the time for its jobs; a helper that is frozen never ends by itself.
+                waits = child.role.is_worker or child.kill_at is None
+                limit, then = None if waits else SILENT_AFTER, "killed"
+            if limit is not None and child.silence >= limit:
                 logger.error(
-                    "Process %d (%s) has not answered for %.0f s; it is killed and replaced.",
-                    child.pid, child.name, child.silence,
+                    "Process %d (%s) has not answered for %.0f s; it is %s.",
+                    child.pid, child.name, child.silence, then,
                 )  # fmt: skip
                 child.send(signal.SIGKILL)
                 child.silence = 0.0

@@ -133,14 +133,8 @@ class Periodic:
 
     def _serve(self) -> None:
         try:
-            while True:
-                self._called.wait(self._interval())
-                self._called.clear()
-                if self._stopped:
-                    break
+            while not self._stopped:
                 self._act()
-                if has_django():
-                    release_pooled()
             if self._last is not None:
                 self._last()
         finally:
@@ -148,9 +142,15 @@ class Periodic:
                 close_connections()
 
     def _act(self) -> None:
-        """Call the action. It is called again after an error, of which the first of a series is logged."""
+        """Call the action when it is due; go on after an error, of which the first of a series is logged."""
         try:
+            self._called.wait(self._interval())
+            self._called.clear()
+            if self._stopped:
+                return
             self._action()
+            if has_django():
+                release_pooled()
         except BaseException:
             # SystemExit, too, which a handler may raise in any thread.
             if not self._failing:

@@ -172,6 +172,23 @@ def test_periodic_action_is_repeated_after_errors_of_which_the_first_is_logged(c
     assert caplog.records[0].getMessage() == "The thread djqueue-test failed, and goes on."
 
 
+def test_periodic_action_goes_on_after_an_error_between_its_calls(caplog):
+    pauses, was_called = [SystemExit("from a handler")], threading.Event()
+
+    def pause():
+        if pauses:
+            raise pauses.pop()
+        return 0.0
+
+    periodic = Periodic("djqueue-test", pause, was_called.set)
+    periodic.start()
+    assert was_called.wait(PATIENCE)
+    periodic.stop()
+    periodic.join(PATIENCE)
+
+    assert "The thread djqueue-test failed, and goes on." in caplog.text
+
+
 async def test_task_factory_of_a_handler_affects_neither_other_jobs_nor_the_worker(storage, queue):
     loop = asyncio.get_running_loop()
 

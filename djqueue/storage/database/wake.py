@@ -391,8 +391,11 @@ class Follower:
         run.busy.acquire()
         try:
             pause = GrowingPause(*RETRY)
+            wait = 0.0
             while not self._has_ended(run, followed):
                 try:
+                    if wait:
+                        run.wait(wait)
                     wrapper = create_connection(database.alias, database.dialect)
                     try:
                         with wrapper.wrap_database_errors:
@@ -402,9 +405,10 @@ class Follower:
                                 followed.step()
                     finally:
                         wrapper.close()
-                except Exception as error:
+                except BaseException as error:
+                    # SystemExit, too, which a handler may raise in any thread.
                     self._report(error, is_first=not pause.failures)
-                    run.wait(pause.failed())
+                    wait = pause.failed()
         finally:
             run.signal.close()
             connections[database.alias].close()
@@ -428,7 +432,7 @@ class Follower:
     def _is_needed(self) -> bool:
         return any(look.is_needed for look in self.looks)
 
-    def _report(self, error: Exception, *, is_first: bool) -> None:
+    def _report(self, error: BaseException, *, is_first: bool) -> None:
         if isinstance(error, Error):
             known = unavailable(self._database.alias, error)
         elif isinstance(error, StorageUnavailableError):
@@ -594,7 +598,7 @@ class Background:
                 try:
                     with self._busy:
                         call()
-                except Exception:
+                except BaseException:
                     logger.exception("A background task of the storage failed; it is not repeated.")
         finally:
             connections[self._alias].close()

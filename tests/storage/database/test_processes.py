@@ -8,6 +8,7 @@ import pytest
 from djqueue import models
 from djqueue.client import Queue
 from djqueue.core.clock import SYSTEM_CLOCK
+from djqueue.core.errors import StorageUnavailableError
 from djqueue.core.states import State
 from djqueue.storage.database import wake
 from djqueue.testing.factories import (
@@ -126,6 +127,26 @@ def test_another_time_of_a_delayed_job_reaches_a_subscriber_to_it(make, other):
 
     recorder.until("rescheduled")
     assert recorder.words() == ["rescheduled"]
+
+
+def test_events_of_another_process_arrive_after_a_handler_has_stopped_the_thread_that_follows_them(
+    make, other, monkeypatch
+):
+    stops, create = [SystemExit("from a handler")], wake.create_connection
+
+    def stopped_once(*arguments):
+        if stops:
+            raise stops.pop()
+        return create(*arguments)
+
+    monkeypatch.setattr(wake, "create_connection", stopped_once)
+    storage, recorder = make(connect=False), Recorder()
+    with pytest.raises(StorageUnavailableError, match="SystemExit"):
+        storage.events.subscribe(QUEUE, recorder, "a")
+    storage.events.subscribe(QUEUE, recorder, "a")
+
+    other.ask("enqueue a")
+    recorder.until("enqueued")
 
 
 def test_items_and_the_end_reach_a_subscriber_to_one_job(make, other):

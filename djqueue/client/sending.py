@@ -7,13 +7,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence, Sized
 from functools import partial
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 
 from djqueue.codecs import MSGPACK, decode
 from djqueue.conf import get_settings
 from djqueue.core.job import Batch, EnqueueResult, JobRecord
+from djqueue.core.messages import numbered
 from djqueue.core.options import JobOptions
 from djqueue.core.threads import gc_paused
 from djqueue.middleware import layers_of, through
@@ -204,8 +205,7 @@ def enqueue(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     layers = layers_of(get_settings()).enqueue
     if not layers:
         return _enqueue_and_announce(storage, batch)
-    answers: list[EnqueueResult] = through(layers, partial(_enqueue_passed, storage, batch.options))(batch)
-    return answers
+    return answers_of(batch, through(layers, partial(_enqueue_passed, storage, batch.options))(batch))
 
 
 async def aenqueue(storage: Storage, batch: Batch) -> list[EnqueueResult]:
@@ -213,10 +213,20 @@ async def aenqueue(storage: Storage, batch: Batch) -> list[EnqueueResult]:
     layers = layers_of(get_settings()).aenqueue
     if not layers:
         return await _aenqueue_and_announce(storage, batch)
-    answers: list[EnqueueResult] = await through(layers, partial(_aenqueue_passed, storage, batch.options))(
-        batch
+    passed = through(layers, partial(_aenqueue_passed, storage, batch.options))
+    return answers_of(batch, await passed(batch))
+
+
+def answers_of(batch: Batch, returned: Any) -> list[EnqueueResult]:
+    """Return what the middleware returned for a batch. Raises TypeError unless each job has a result."""
+    count = len(batch.payloads)
+    is_list = isinstance(returned, (list, tuple))
+    if is_list and len(returned) == count and all(isinstance(one, EnqueueResult) for one in returned):
+        return list(returned)
+    raise TypeError(
+        f"DJQUEUE['MIDDLEWARE'] returned {returned!r:.100} for {numbered(count, 'job')}: `enqueue` and "
+        "`aenqueue` must return what call_next(batch) returns, or a list with an EnqueueResult for each job"
     )
-    return answers
 
 
 class BatchCollector:
@@ -254,7 +264,7 @@ class BatchCollector:
 
     def note(self, index: int, answers: Sequence[EnqueueResult]) -> None:
         """Keep the middleware's answer, which counts for a batch that did not pass."""
-        self._answers[index] = list(answers)
+        self._answers[index] = answers_of(self._originals[index], answers)
 
     def answered(self, answers: Iterable[EnqueueResult]) -> None:
         """Distribute the storage's answers."""

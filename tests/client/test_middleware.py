@@ -90,6 +90,16 @@ class Closed:
         return self.enqueue(batch, call_next)
 
 
+class Forgetful:
+    """Does not return the results."""
+
+    def enqueue(self, batch, call_next):
+        call_next(batch)
+
+    async def aenqueue(self, batch, call_next):
+        await call_next(batch)
+
+
 class NoLetters:
     def enqueue(self, batch, call_next):
         if batch.queue == "letters":
@@ -219,6 +229,13 @@ def test_middleware_can_withhold_jobs(use, queue, do):
     assert do(queue, "enqueue", 1).status == "duplicate"
     assert queue.counts()["waiting"] == 0
     assert seen == [("outer", "orders", 1), ("outer", "duplicate")]
+
+
+def test_middleware_that_returns_no_results_is_named(use, queue, do):
+    use(Forgetful)
+
+    with pytest.raises(TypeError, match=r"DJQUEUE\['MIDDLEWARE'\] returned None for"):
+        do(queue, "enqueue", 1)
 
 
 def test_middleware_error_reaches_the_caller_and_stores_nothing(use, queue, do):

@@ -237,7 +237,7 @@ class Heartbeat:
         self._look_for_silence(now)
 
     def _look_for_silence(self, now: int) -> None:
-        """Tell of a heartbeat that waits for the storage, which may wait for long or for ever."""
+        """Log a heartbeat that waits for the storage, which may take long or for ever."""
         if now - self._looked_at >= SILENT_AFTER:
             self._alive_since = now  # This process did not run before.
         self._looked_at = now

@@ -98,6 +98,8 @@ SHORTEST, LONGEST = 0.000_1, 0.000_5
 
 Insertion = tuple[str, Sequence[Any]]
 """A statement in the driver's parameter style, and its parameters."""
+Constants = tuple[tuple[str, str], ...]
+"""Columns with the same value in all rows of an insert, each with its SQL: a number, or an empty text."""
 RowReader = Callable[..., list[Row]]
 """Returns the rows of a statement."""
 
@@ -247,10 +249,19 @@ class SqlDialect(ABC):
         """Return a subquery of texts, whose column is `name`, and its one parameter."""
 
     @abstractmethod
-    def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        """Insert rows."""
+    def insert(
+        self,
+        cursor: Any,
+        table: str,
+        columns: Sequence[str],
+        rows: Sequence[Row],
+        constants: Constants = (),
+    ) -> None:
+        """Insert rows. Their constants are not among the columns."""
 
-    def insertion(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> Insertion | None:
+    def insertion(
+        self, table: str, columns: Sequence[str], rows: Sequence[Row], constants: Constants = ()
+    ) -> Insertion | None:
         """Return the statement that inserts rows, which may be nested in the next one; None if it may not."""
         return None
 
@@ -507,8 +518,15 @@ class SqliteSql(SqlDialect):
     def listed(self, values: Sequence[str]) -> tuple[str, Any]:
         return "(SELECT value AS name FROM json_each(?))", json.dumps(list(values))
 
-    def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        cursor.executemany(_insert(table, tuple(columns), "?"), rows)
+    def insert(
+        self,
+        cursor: Any,
+        table: str,
+        columns: Sequence[str],
+        rows: Sequence[Row],
+        constants: Constants = (),
+    ) -> None:
+        cursor.executemany(_insert(table, tuple(columns), "?", constants), rows)
 
     def numbers(self, cursor: Any, count: int) -> Sequence[int]:
         # SQLite keeps the last keys of tables here, and takes the key of a new job from it anyway.
@@ -673,21 +691,31 @@ class PostgresSql(SqlDialect):
             return "(SELECT CAST(? AS text) AS name)", values[0]
         return "(SELECT unnest(CAST(? AS text[])) AS name)", list(values)
 
-    def insertion(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> Insertion | None:
+    def insertion(
+        self, table: str, columns: Sequence[str], rows: Sequence[Row], constants: Constants = ()
+    ) -> Insertion | None:
         if len(rows) >= COPY_FROM:
             return None
         if len(rows) == 1:
-            return _insert(table, tuple(columns), "%s"), rows[0]
+            return _insert(table, tuple(columns), "%s", constants), rows[0]
         lists = [list(values) for values in zip(*rows, strict=True)]
-        return _insert_lists(self._alias, table, tuple(columns)), lists
+        return _insert_lists(self._alias, table, tuple(columns), constants), lists
 
-    def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        if found := self.insertion(table, columns, rows):
+    def insert(
+        self,
+        cursor: Any,
+        table: str,
+        columns: Sequence[str],
+        rows: Sequence[Row],
+        constants: Constants = (),
+    ) -> None:
+        if found := self.insertion(table, columns, rows, constants):
             cursor.execute(*found)
             return
-        with cursor.copy(f"COPY {table} ({', '.join(columns)}) FROM STDIN") as copy:
+        names, same = _names(columns, constants), [value.strip("'") for _, value in constants]
+        with cursor.copy(f"COPY {table} ({names}) FROM STDIN") as copy:
             for row in rows:
-                copy.write_row(row)
+                copy.write_row((*row, *same))
 
     def numbers(self, cursor: Any, count: int) -> Sequence[int]:
         return _first_values(cursor.execute(f"{NUMBERS} FROM generate_series(1, %s)", (count,)))
@@ -852,16 +880,22 @@ def _percent(statement: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _insert(table: str, columns: tuple[str, ...], mark: str) -> str:
-    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join([mark] * len(columns))})"
+def _insert(table: str, columns: tuple[str, ...], mark: str, constants: Constants) -> str:
+    values = [*[mark] * len(columns), *(value for _, value in constants)]
+    return f"INSERT INTO {table} ({_names(columns, constants)}) VALUES ({', '.join(values)})"
+
+
+def _names(columns: Sequence[str], constants: Constants) -> str:
+    return ", ".join((*columns, *(name for name, _ in constants)))
 
 
 @lru_cache(maxsize=256)
-def _insert_lists(alias: str, table: str, columns: tuple[str, ...]) -> str:
+def _insert_lists(alias: str, table: str, columns: tuple[str, ...], constants: Constants) -> str:
     """Return PostgreSQL's INSERT of many rows, whose parameters are a list of values for each column."""
     [model] = [one for one in apps.get_app_config("djqueue").get_models() if one._meta.db_table == table]
     types = {field.column: field.db_type(connections[alias]) or "" for field in model._meta.fields}
     # Without their lengths: a cast would shorten the values.
     plain = (types[column.strip('"')].partition("(")[0] for column in columns)
     lists = ", ".join(f"CAST(%s AS {of}[])" for of in plain)
-    return f"INSERT INTO {table} ({', '.join(columns)}) SELECT * FROM unnest({lists})"
+    values = ", ".join(("given.*", *(value for _, value in constants)))
+    return f"INSERT INTO {table} ({_names(columns, constants)}) SELECT {values} FROM unnest({lists}) AS given"

@@ -17,7 +17,7 @@ from djqueue.storage.tables import rows
 
 from . import dependencies, stored, transitions
 from .dialects import Row
-from .stored import DELAYED, NEW_JOB, READY, StoredJob, place, ready_row
+from .stored import DELAYED, NEW_JOB, READY, UNTOUCHED, StoredJob, place, ready_row
 from .transaction import Database, Tx, group_lock, key_lock
 
 DROPPING = ("drop_oldest", "drop_lowest")
@@ -81,7 +81,7 @@ def _write(tx: Tx, new: list[tuple[StoredJob, list[Row]]]) -> None:
     """Insert new jobs, in the order of their ids: two calls that insert the same ones in orders of their own
     would wait for each other.
     """
-    tx.insert("djqueue_job", NEW_JOB, sorted((row for _, some in new for row in some), key=ID))
+    tx.insert("djqueue_job", NEW_JOB, sorted((row for _, some in new for row in some), key=ID), UNTOUCHED)
     for model, some in new:
         tx.note_new(model, [row[2] for row in some])
     new.clear()
@@ -222,7 +222,7 @@ def _each(tx: Tx, batch: Batch, known: dict[JobKey, StoredJob]) -> list[EnqueueR
         [job.pk] = tx.numbers(1)
         job.expires_at = None if options.ttl is None else tx.now + options.ttl
         if options.rejected is not None:
-            tx.insert("djqueue_job", NEW_JOB, [stored.new_row(job, packed)])
+            tx.insert("djqueue_job", NEW_JOB, [stored.new_row(job, packed)], UNTOUCHED)
             transitions.reject(tx, job)
             known[batch.queue, id] = job
             results.append(EnqueueResult(id, "rejected", batch.queue))
@@ -294,7 +294,7 @@ def _admit(tx: Tx, job: StoredJob, packed: bytes, *, behind: StoredJob | None) -
         job.state = State.BLOCKED
     elif job.run_at > tx.now:
         job.state = State.DELAYED
-    tx.insert("djqueue_job", NEW_JOB, [stored.new_row(job, packed)])
+    tx.insert("djqueue_job", NEW_JOB, [stored.new_row(job, packed)], UNTOUCHED)
     if behind is None:
         dependencies.take_key(tx, job)
     else:

@@ -48,7 +48,7 @@ from djqueue.storage.commits import JoinedTransactions
 from djqueue.storage.facets import EventHandler, Jobs, Limiters, Queues, Unsubscribe
 from djqueue.storage.tables import dberrors
 from djqueue.storage.tables.dberrors import LOCKED, LOCKS, WHOLE_TABLE, locked_file, locked_tables, named
-from djqueue.storage.tables.rows import UNTOUCHED, chunked
+from djqueue.storage.tables.rows import chunked
 
 from . import claim, enqueue, finish, limiters, queues, stored, sweep, transitions, workers
 from .bulkwrites import SqlBulkWriteReports
@@ -560,7 +560,6 @@ def _write(tx: Tx) -> None:
     tx.run("SAVEPOINT djqueue_probe")
     number = -random.getrandbits(62)
     values: dict[str, Any] = {
-        **UNTOUCHED,
         **dict.fromkeys(("queue", "name", "content_type"), ""),
         "id": number,
         "job_id": str(number),
@@ -571,7 +570,9 @@ def _write(tx: Tx) -> None:
         "created_at": tx.now,
         "run_at": tx.now,
     }
-    tx.insert("djqueue_job", stored.NEW_JOB, [tuple(values.get(name) for name in stored.NEW_JOB)])
+    tx.insert(
+        "djqueue_job", stored.NEW_JOB, [tuple(values.get(name) for name in stored.NEW_JOB)], stored.UNTOUCHED
+    )
     tx.run("ROLLBACK TO SAVEPOINT djqueue_probe")
     if not tx.dialect.has_clock:
         # It fails if a table is missing.

@@ -13,7 +13,7 @@ from djqueue.storage.tables import rows
 from djqueue.storage.tables.rows import TEXT_LIMIT, clean, group_limit_of
 
 from . import limiters
-from .dialects import Row
+from .dialects import Constants, Row
 from .transaction import Tx, group_lock, use_lock
 
 COLUMNS = ", ".join(
@@ -26,12 +26,16 @@ COLUMNS = ", ".join(
 NEW_JOB = (
     *("id", "queue", "job_id", "name", "state", "priority", "payload", "content_type", "options"),
     *("unique_key", "concurrency_key", "subject", "created_at", "run_at", "expires_at"),
-    *("attempts", "failures", "stalls", "worker", "reason", "error_type", "error_message", "traceback"),
-    *("items", "token", "process"),
 )
 """Columns of a new job."""
+UNTOUCHED: Constants = (
+    *((name, "0") for name in ("attempts", "failures", "stalls", "items", "token")),
+    *((name, "''") for name in ("worker", "reason", "error_type", "error_message", "traceback", "process")),
+)
+"""Columns that are the same in all new jobs. As parameters, they would be too many: psycopg parses statements
+with more than 50 each time.
+"""
 NO_OPTIONS = JobOptions()
-UNTOUCHED = (0, 0, 0, "", "", "", "", "", 0, 0, "")
 TOKENS = 20
 """Bits of a token for the number of the job's claim; the others are its primary key."""
 HOT = ("djqueue_delayed", "djqueue_held", "djqueue_ready", "djqueue_claim")
@@ -251,7 +255,7 @@ def new_row(job: StoredJob, packed: bytes) -> Row:
     return (
         *(job.pk, job.queue, job.id, job.name, job.state.value, options.priority, job.payload),
         *(options.content_type, packed, options.unique_key, options.concurrency_key, options.subject),
-        *(job.created_at, job.run_at, job.expires_at, *UNTOUCHED),
+        *(job.created_at, job.run_at, job.expires_at),
     )
 
 

@@ -25,7 +25,7 @@ from djqueue.storage.tables.clock import DatabaseClock, set_right
 from djqueue.storage.tables.dberrors import named
 
 from .connections import OwnConnections, is_in_transaction
-from .dialects import PLAIN_WRITE, Insertion, Row, WriteMode, dialect_for, in_one, roll_back
+from .dialects import PLAIN_WRITE, Constants, Insertion, Row, WriteMode, dialect_for, in_one, roll_back
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -331,14 +331,16 @@ class Tx:
         """Return a condition that a column has one of these values, and its one parameter."""
         return self.dialect.among(column, values)
 
-    def insert(self, table: str, columns: Sequence[str], rows: Sequence[Row]) -> None:
+    def insert(
+        self, table: str, columns: Sequence[str], rows: Sequence[Row], constants: Constants = ()
+    ) -> None:
         """Insert rows, at the latest before the next statement: several inserts may be sent as one."""
         if not rows:
             return
-        if insertion := self.dialect.insertion(table, columns, rows):
+        if insertion := self.dialect.insertion(table, columns, rows, constants):
             self._inserts.append(insertion)
         else:
-            self.dialect.insert(self._ready_cursor(), table, columns, rows)
+            self.dialect.insert(self._ready_cursor(), table, columns, rows, constants)
 
     def rows_with_inserts(self, statement: str, *parameters: Any) -> list[Row]:
         """Return the rows of a statement that does not need to see the rows inserted just before: PostgreSQL

@@ -35,6 +35,7 @@ from .transactions import (
     aenqueued,
     ais_uncommitted,
     check_waiting,
+    check_worker,
     enqueued,
     is_uncommitted,
     refuse_uncommitted,
@@ -169,6 +170,7 @@ def _watch(
                 return (yield read_outcome(record, result.id))
         if not _left(deadline):
             raise (yield from timed_out(storage, result.queue, result.id, wait, outage)) from outage
+        check_worker(storage, result.queue)
         yield _wait(signal, pause, deadline)
 
 

@@ -72,7 +72,7 @@ def check_waiting(storage: Storage, batch: Batch, when: When) -> None:
 
     Raises RuntimeError in a test of which no worker runs the job.
     """
-    _check_worker(storage, batch)
+    check_worker(storage, batch.queue)
     joins = storage.capabilities.transactions
     alias = joins.alias_for(_held_up(joins, batch)) or open_alias(storage, when)
     _refuse(batch, alias, when, can_leave=joins.can_leave)
@@ -80,17 +80,18 @@ def check_waiting(storage: Storage, batch: Batch, when: When) -> None:
 
 async def acheck_waiting(storage: Storage, batch: Batch, when: When) -> None:
     """Async version of `check_waiting`."""
-    _check_worker(storage, batch)
+    check_worker(storage, batch.queue)
     joins = storage.capabilities.transactions
     alias = await joins.aalias_for(_held_up(joins, batch)) or await aopen_alias(storage, when)
     _refuse(batch, alias, when, can_leave=joins.can_leave)
 
 
-def _check_worker(storage: Storage, batch: Batch) -> None:
+def check_worker(storage: Storage, queue: str) -> None:
+    """Raise RuntimeError in a test of which no worker runs the jobs of its memory storage."""
     if storage.has_worker or not storage.capabilities.in_process or not uses_memory_in_tests():
         return
     raise RuntimeError(
-        f"cannot wait for a job of queue {batch.queue!r} in a test: no worker runs here. {HELPERS}, or drain "
+        f"cannot wait for a job of queue {queue!r} in a test: no worker runs here. {HELPERS}, or drain "
         "the queues between enqueue() and result.wait(0)."
     )
 

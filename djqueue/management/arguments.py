@@ -4,6 +4,7 @@ import json
 import math
 import os
 from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
+from pathlib import Path
 from typing import Any
 
 from django.core.management.base import DjangoHelpFormatter
@@ -92,6 +93,21 @@ def duration(text: str) -> float:
     if value * 1_000 > MAX_DURATION:
         raise ArgumentTypeError(f"{shown(text)} is longer than 100 years")
     return value
+
+
+def age(text: str) -> float:
+    """Parse the age of what is deleted, which needs a unit; return seconds."""
+    if text.isdecimal() and int(text):
+        raise ArgumentTypeError(f"{shown(text)} has no unit: add s, m, h, d or w, such as {text}d")
+    return duration(text)
+
+
+def file_in_a_folder(text: str) -> Path:
+    """Parse the path of a file to write, whose folder exists."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise ArgumentTypeError(f"there is no folder {str(path.parent)!r}")
+    return path
 
 
 def json_value(text: str) -> Any:

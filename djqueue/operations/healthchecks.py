@@ -162,11 +162,13 @@ def check_workers(facts: HealthFacts) -> Iterator[Finding]:
     ]
     if without_worker := unserved(waiting, facts.workers):
         names = quote(",".join(queue.name for queue in without_worker[:MAX_NAMED]))
+        # Without any worker, one for all queues is missing.
+        queues = f" --queues {names}" if facts.workers else ""
         yield Finding(
             "health.workers",
             "error",
             f"no live worker serves {with_ages(facts, without_worker)}",
-            f"Start a worker with `manage.py runworkers --queues {names}`, or resume a quiet one.",
+            f"Start a worker with `manage.py runworkers{queues}`, or resume a quiet one.",
             of_queues(facts, without_worker),
         )
 

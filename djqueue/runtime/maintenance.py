@@ -60,6 +60,8 @@ class Maintenance:
         last: dict[str, Callable[[], object]] = {"resign": storage.resign}
         if ERRORS in self._chores:
             last[ERRORS] = self._chores[ERRORS]
+        if watch is not None and watch.looks_at_end:
+            last["unhandled"] = watch.look_at_once
         schedules = self._chores.pop(SCHEDULES, None)
         self._threads = [
             Periodic(
@@ -113,11 +115,21 @@ class Maintenance:
 
 
 class UnhandledWatch:
-    """Warns about jobs, in the queues of one worker, that no live worker can run."""
+    """Warns about jobs, in the queues of one worker, that no live worker can run.
+
+    looks_at_end: Whether to check once more at the end of the worker, which may not have run for long.
+    """
 
     def __init__(
-        self, storage: Storage, events: RunEvents, clock: Clock, queues: tuple[str, ...] | None
+        self,
+        storage: Storage,
+        events: RunEvents,
+        clock: Clock,
+        queues: tuple[str, ...] | None,
+        *,
+        looks_at_end: bool = False,
     ) -> None:
+        self.looks_at_end = looks_at_end
         self._storage = storage
         self._events = events
         self._clock = clock
@@ -128,10 +140,12 @@ class UnhandledWatch:
 
     def look(self) -> None:
         """Check for unhandled jobs unless the last check is recent. Raises what the storage raises."""
-        now = self._clock.monotonic()
-        if now - self._looked_at < UNHANDLED_CHECK_INTERVAL:
-            return
-        self._looked_at = now
+        if self._clock.monotonic() - self._looked_at >= UNHANDLED_CHECK_INTERVAL:
+            self.look_at_once()
+
+    def look_at_once(self) -> None:
+        """Check for unhandled jobs. Raises what the storage raises."""
+        now = self._looked_at = self._clock.monotonic()
         rows = self._storage.reads.overview(self._queues).queues
         self._logged = {key: at for key, at in self._logged.items() if now - at < UNHANDLED_LOG_INTERVAL}
         if not any(row.names for row in rows):

@@ -383,7 +383,13 @@ class WorkerParts:
         self._cancel_watch = CancelWatch(context, self.executor, self.heartbeat)
         self._maintenance = None
         if self._options.maintain:
-            watch = UnhandledWatch(self._storage, self._events, context.clock, self._options.queues)
+            watch = UnhandledWatch(
+                self._storage,
+                self._events,
+                context.clock,
+                self._options.queues,
+                looks_at_end=self._options.until_empty,
+            )
             self._maintenance = Maintenance(
                 self._storage, self._events, context.random, watch, self.heartbeat.renew_held
             )

@@ -295,7 +295,7 @@ def test_health_url_shows_findings_to_dashboard_users(storage: Storage, settings
     without_rights = logged_in(one_with("view_dashboard")).get("/health/").json()
 
     assert "'orders'" in finding["text"]
-    assert "runworkers --queues orders" in finding["fix"]
+    assert "Start a worker with `manage.py runworkers`" in finding["fix"]
     assert "findings" not in without_rights
 
 

@@ -133,6 +133,7 @@ def test_banner_counts_handlers_and_lists_only_the_first(monkeypatch):
         ["--queues", ""],
         ["--shutdown-timeout", "-1"],
         ["--shutdown-timeout", "nan"],
+        ["--health-file", "/no/such/folder/health.json"],
     ],
 )
 def test_invalid_option_value_is_rejected_with_the_name_of_the_option(arguments):

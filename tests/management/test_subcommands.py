@@ -277,6 +277,12 @@ def test_clean_counts_jobs_of_the_given_state_and_age(storage: Storage) -> None:
     eventually(lambda: document(*waiting, "--older-than", "1s")["matching"] == 2)
 
 
+@pytest.mark.parametrize("command", [["clean", EMAILS], ["dead", "purge"]])
+def test_age_of_what_is_deleted_needs_a_unit(command: list[str]) -> None:
+    with pytest.raises(CommandError, match="'30' has no unit: add s, m, h, d or w, such as 30d"):
+        run(*command, "--older-than", "30", "--no-input")
+
+
 def test_queue_can_be_cleared_cleaned_and_obliterated(storage: Storage) -> None:
     f.a_completed_job(storage, queue=EMAILS, retention=60_000)
     f.enqueue_many(storage, 2, queue=EMAILS)

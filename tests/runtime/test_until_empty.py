@@ -7,7 +7,7 @@ import pytest
 from djqueue import Queue, Worker
 from djqueue.core.job import ClaimRequest, Outcome
 from djqueue.runtime import claiming
-from tests.runtime.running import HANDLER, record, work_off
+from tests.runtime.running import HANDLER, messages, record, work_off
 from tests.support import PATIENCE, aeventually
 
 
@@ -181,3 +181,12 @@ async def test_until_empty_can_be_combined_with_max_jobs(storage, queue):
 async def worker_stopped(worker: Worker, running: "asyncio.Future[None]") -> None:
     worker.stop()
     await asyncio.wait_for(running, PATIENCE)
+
+
+async def test_until_empty_names_the_jobs_that_it_leaves_because_nothing_handles_them(storage, queue, caplog):
+    queue.enqueue(name="shop.renamed")
+    queue.enqueue(name=HANDLER)
+    await ends(until_empty(storage))
+
+    [line] = [line for line in messages(caplog) if "no live worker has a handler" in line]
+    assert "Jobs named shop.renamed are waiting in queue" in line

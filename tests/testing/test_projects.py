@@ -143,6 +143,9 @@ class WithoutDatabaseTests(Both, SimpleTestCase):
         for wait in (greet.enqueue_and_wait, Queue("orders").enqueue_and_wait):
             with self.assertRaisesRegex(RuntimeError, "djqueue_immediate, or JobTestMixin"):
                 wait(1)
+        result = greet.enqueue(1)
+        with self.assertRaisesRegex(RuntimeError, "djqueue_immediate, or JobTestMixin"):
+            result.wait(1)
 
 
 class PlainTests(PlainTestCase):

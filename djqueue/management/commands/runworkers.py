@@ -3,7 +3,6 @@
 import os
 from argparse import ArgumentParser, BooleanOptionalAction
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -11,7 +10,15 @@ from django.core.management.base import BaseCommand, CommandError
 
 from djqueue.client import get_storage
 from djqueue.core.errors import ConfigurationError
-from djqueue.management.arguments import HelpFormatter, count, memory, processes, queue_names, seconds
+from djqueue.management.arguments import (
+    HelpFormatter,
+    count,
+    file_in_a_folder,
+    memory,
+    processes,
+    queue_names,
+    seconds,
+)
 from djqueue.management.processes import WorkerRunner
 from djqueue.runtime.exits import MISUSED, leave
 from djqueue.runtime.supervisor.reloading import ReloadingParent, child_command
@@ -164,7 +171,7 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--health-file",
-            type=Path,
+            type=file_in_a_folder,
             metavar="PATH",
             help="Write the state of all processes to this file every 5 seconds, for health probes.",
         )

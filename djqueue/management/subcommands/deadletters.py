@@ -9,7 +9,7 @@ from djqueue.client.deadletters import FILTERS, DeadLetterCounts, RetriedDead
 from djqueue.core.job import DeadLetterRecord
 from djqueue.core.messages import numbered
 from djqueue.core.units import to_datetime
-from djqueue.management.arguments import count, duration
+from djqueue.management.arguments import age, count, duration
 from djqueue.models import BulkKind
 from djqueue.operations import bulk
 from djqueue.operations.bulk import Selection
@@ -151,7 +151,7 @@ def _add_filters(parser: ArgumentParser) -> None:
     parser.add_argument("--name", help="Only jobs with this name.")
     parser.add_argument("--error", metavar="TYPE", dest="error_type", help="Only this type of exception.")
     parser.add_argument("--fingerprint", help="Only this error; `dead stats --json` lists fingerprints.")
-    parser.add_argument("--older-than", type=duration, metavar="AGE", help="Failed this long ago or longer.")
+    parser.add_argument("--older-than", type=age, metavar="AGE", help="Failed this long ago or longer.")
     parser.add_argument("--newer-than", type=duration, metavar="AGE", help="Failed more recently than this.")
 
 

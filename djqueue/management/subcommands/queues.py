@@ -18,7 +18,7 @@ from djqueue.core.policies import UNSET
 from djqueue.core.states import PENDING, TERMINAL, State
 from djqueue.core.suggest import nearest
 from djqueue.core.units import to_datetime
-from djqueue.management.arguments import count, duration, state
+from djqueue.management.arguments import age, count, duration, state
 from djqueue.operations.bulk import JOBS_PER_CALL, MAX_PREVIEWED
 from djqueue.runtime.exits import MISUSED
 
@@ -102,7 +102,7 @@ def add(subcommands: Subcommands) -> None:
     )
     parser.add_argument(
         "--older-than",
-        type=duration,
+        type=age,
         default=0.0,
         metavar="AGE",
         help="Only jobs that ended, or were enqueued if they are pending, this long ago, such as 7d.",

@@ -182,6 +182,7 @@ def test_acting_on_all_jobs_of_a_tenant_takes_three_clicks(operator):
     operator.follow("Waiting", ".djq-facts")
     operator.page.get_by_label("Tag").fill("acme")
     operator.page.keyboard.press("Enter")
+    operator.page.wait_for_url(re.compile("tag=acme"))
     operator.follow("Cancel all matching…")
     operator.press("Cancel jobs")
     assert operator.clicks <= 3

@@ -612,7 +612,8 @@ class Queue:
         wanted = []
         for name in states:
             if name not in list(State) or name == State.ACTIVE:
-                hint = nearest(str(name), map(str, State))
+                others = [state.value for state in State if state is not State.ACTIVE]
+                hint = nearest(str(name), others) or f"; choose from {', '.join(others)}"
                 raise OptionError(f"states: jobs in state {shown(name)} cannot be cleaned{hint}")
             wanted.append(State(name))
         age = milliseconds("older_than", older_than)

@@ -12,6 +12,8 @@ from .messages import shown
 from .units import MAX_DURATION, milliseconds
 
 KINDS = ("fixed", "linear", "exponential")
+KEYS = ("kind", "base", "factor", "cap", "jitter")
+"""Keys of a backoff that is given as a mapping."""
 
 BackoffFunction = Callable[[int, BaseException], float | timedelta]
 """(failures so far, the exception) -> seconds: a custom backoff."""
@@ -67,9 +69,10 @@ def parse_backoff(value: Any) -> Backoff:
     if isinstance(value, (int, float, timedelta)) and not isinstance(value, bool):
         return Backoff(kind="fixed", base=milliseconds("backoff", value), jitter=0.0)
     if isinstance(value, dict):
-        unknown = set(value) - {"kind", "base", "factor", "cap", "jitter"}
-        if unknown:
-            raise OptionError(f"backoff: unknown key {min(unknown, key=str)!r}")
+        if unknown := set(value) - set(KEYS):
+            raise OptionError(
+                f"backoff: unknown key {min(unknown, key=str)!r}; the keys are {', '.join(KEYS)}"
+            )
         times = {key: milliseconds(f"backoff.{key}", value[key]) for key in ("base", "cap") if key in value}
         return _checked(Backoff(**{**value, **times}))
     raise OptionError(

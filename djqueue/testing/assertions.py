@@ -93,6 +93,8 @@ def _pending(queue: str | None) -> Iterator[JobInfo]:
 
 
 def _matches(info: JobInfo, job: Job, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None) -> bool:
+    if args is not None and (isinstance(args, (str, bytes)) or not isinstance(args, Sequence)):
+        raise TypeError(f"args: expected a list or tuple of the positional arguments, got {args!r}")
     if info.name != _name(job):
         return False
     given_args, given_kwargs = _arguments(info)

@@ -3,6 +3,7 @@
 """
 
 from argparse import ArgumentTypeError
+from collections.abc import Sequence
 from typing import Any
 
 from django.core.management.base import CommandError
@@ -192,6 +193,7 @@ def hold(options: Options, output: Output) -> None:
     """Hold a job type."""
     queue, name, seconds = Queue(options["queue"]), options["name"], options["for"]
     until = None if seconds is None else to_datetime(SYSTEM_CLOCK.now() + int(seconds * 1_000))
+    _warn_of_unused(output, [queue.name])
     detail = queue.hold(name, until=until, reason=options["reason"]).detail()
     note("hold", queue=queue.name, detail=detail)
     output.document({"queue": queue.name, **detail})
@@ -217,6 +219,7 @@ def limit(options: Options, output: Output) -> None:
     if rate is None and concurrency is None:
         raise CommandError("pass --rate, --concurrency or both; none removes a limit", returncode=MISUSED)
     queue = Queue(options["queue"])
+    _warn_of_unused(output, [queue.name])
     given: dict[str, Any] = {
         "rate": UNSET if rate is None else None if rate == NONE else rate,
         "concurrency": UNSET if concurrency is None else None if concurrency == NONE else concurrency,
@@ -261,19 +264,27 @@ def obliterate(options: Options, output: Output) -> None:
 
 def _switch(options: Options, output: Output, *, paused: bool) -> None:
     storage = get_storage()
-    known = {*storage.queues.names(), *get_settings().queues} if paused else set()
-    known.update(name for worker in storage.workers.all() for name in worker.queues or ())
+    if paused:
+        _warn_of_unused(output, options["queues"])
     for name in options["queues"]:
         if paused:
             Queue(name).pause()
-            if name not in known:
-                hint = nearest(name, known) or "."
-                output.progress(f"Warning: queue {name!r} has had no jobs, and no worker names it{hint}")
         else:
             Queue(used_queue(storage, name)).resume()
         note("pause" if paused else "resume", queue=name)
         output.line(f"{'Paused' if paused else 'Resumed'} {name}.")
     output.document([{"queue": name, "paused": paused} for name in options["queues"]])
+
+
+def _warn_of_unused(output: Output, queues: Sequence[str]) -> None:
+    """Warn of queues that nothing uses or names: they may be misspelled."""
+    storage = get_storage()
+    known = {*storage.queues.names(), *get_settings().queues}
+    known.update(name for worker in storage.workers.all() for name in worker.queues or ())
+    for name in queues:
+        if name not in known:
+            hint = nearest(name, known) or "."
+            output.progress(f"Warning: queue {name!r} has had no jobs, and no worker names it{hint}")
 
 
 def _delete(

@@ -280,7 +280,7 @@ class WorkerRunner:
             self._stdout.write(f"{prefix}{summary(worker)}")
 
     def _write_findings(self, worker: Worker) -> None:
-        for finding in findings(worker):
+        for finding in findings(worker, own_process=self._own_process):
             self._stderr.write(self._warning(finding))
 
     def _close(self, storage: Storage) -> None:

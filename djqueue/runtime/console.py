@@ -9,8 +9,10 @@ from os import getpid
 
 from djqueue._version import __version__
 from djqueue.client import hints
+from djqueue.conf import get_settings
 from djqueue.core.messages import numbered
 from djqueue.core.suggest import similar
+from djqueue.storage.base import Storage
 
 from .worker import Worker
 
@@ -66,8 +68,11 @@ def banner(worker: Worker, processes: int | None = None) -> str:
     return "\n".join([f"djqueue {__version__}", *map(_row, rows.items()), textwrap.fill(ending, WIDTH)])
 
 
-def findings(worker: Worker) -> list[str]:
-    """Return problems of the storage's servers, and queues that nothing declares, one line each."""
+def findings(worker: Worker, *, own_process: bool = True) -> list[str]:
+    """Return problems of the storage and its servers, and queues that nothing declares, one line each.
+
+    own_process: Whether the process does nothing but run the worker, so that others enqueue its jobs.
+    """
     return [
         *(
             f"{finding.text} {finding.hint} ({finding.id})"
@@ -75,7 +80,22 @@ def findings(worker: Worker) -> list[str]:
             if finding.level != "info"
         ),
         *_unknown_queues(worker),
+        *(_apart(worker) if own_process else ()),
     ]
+
+
+def _apart(worker: Worker) -> Iterator[str]:
+    storage = worker.storage
+    if storage.capabilities.in_process:
+        others = "Jobs of other processes, such as the web server, do not reach this worker"
+        yield f"{others}: {to_share(storage)}."
+
+
+def to_share(storage: Storage) -> str:
+    """Return what to do so that processes share their jobs."""
+    if get_settings().immediate:
+        return "DJQUEUE['IMMEDIATE'] runs each job when it is enqueued; turn it off"
+    return f"the jobs of {storage.describe()} are its own; set DJQUEUE['STORAGE'] to another storage"
 
 
 def summary(worker: Worker) -> str:

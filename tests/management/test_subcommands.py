@@ -18,7 +18,7 @@ from djqueue.client import get_storage, registry
 from djqueue.client.declarations import declared
 from djqueue.client.storages import close_storage
 from djqueue.core.states import State
-from djqueue.management.commands import djqueue
+from djqueue.management.commands import djqueue, runworkers
 from djqueue.models import AuditEvent, CronJob
 from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
@@ -400,10 +400,10 @@ def test_unusable_database_is_reported_in_one_sentence(
     def check(*_: Any, **__: Any) -> None:
         raise OperationalError("unable to open database file")
 
-    monkeypatch.setattr(djqueue.Command, "check", check)
-
-    with pytest.raises(CommandError, match=r"cannot be used: unable to open .* DATABASES"):
-        call_command(djqueue.Command(), "stats", skip_checks=False)
+    for command, arguments in ((djqueue.Command, ["stats"]), (runworkers.Command, [])):
+        monkeypatch.setattr(command, "check", check)
+        with pytest.raises(CommandError, match=r"cannot be used: unable to open .* DATABASES"):
+            call_command(command(), *arguments, skip_checks=False)
     report = StringIO()
     with suppress(SystemExit):
         call_command(djqueue.Command(), "health", "--json", skip_checks=False, stdout=report)
@@ -418,6 +418,15 @@ def test_memory_storage_is_rejected_in_a_separate_process(storage: Storage) -> N
         with pytest.raises(CommandError, match="exist only in the process that runs them"):
             call_command(command, "stats")
     call_command(command, "cron", "list")
+
+
+def test_immediate_mode_is_named_where_jobs_cannot_be_shared(settings: Any) -> None:
+    settings.DJQUEUE = {**settings.DJQUEUE, "IMMEDIATE": True}
+    command = djqueue.Command(stderr=StringIO(), stdout=StringIO())
+    command._called_from_command_line = True
+
+    with pytest.raises(CommandError, match=r"DJQUEUE\['IMMEDIATE'\] runs each job when it is enqueued"):
+        call_command(command, "stats")
 
 
 def test_docs_list_every_subcommand_with_its_summary() -> None:

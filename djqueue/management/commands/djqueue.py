@@ -9,9 +9,10 @@ from django.db import Error
 
 from djqueue.client import get_storage
 from djqueue.core.errors import ArgumentsError, DjqueueError, OptionError
-from djqueue.core.messages import in_one_line
+from djqueue.management import unusable_database
 from djqueue.management.subcommands import backup, deadletters, jobs, operations, queues, schedules, workers
 from djqueue.management.subcommands.base import Output, Subcommands
+from djqueue.runtime.console import to_share
 from djqueue.runtime.exits import MISUSED
 from djqueue.storage.base import Storage
 
@@ -46,10 +47,7 @@ class Command(BaseCommand):
         try:
             return super().execute(*args, **options)
         except Error as error:
-            raise CommandError(
-                f"the database cannot be used: {in_one_line(error)}. Check that it is running, the setting "
-                "DATABASES, and that `manage.py migrate` has been run."
-            ) from error
+            raise unusable_database(error) from error
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one subcommand."""
@@ -71,7 +69,7 @@ def check_shared(storage: Storage) -> None:
     """Raise CommandError if the jobs exist only in the process that runs them, which this one is not."""
     if storage.capabilities.in_process:
         raise CommandError(
-            f"the jobs of {storage.describe()} exist only in the process that runs them, which this command "
-            "is not: set DJQUEUE['STORAGE'] to another storage",
+            "the jobs exist only in the process that runs them, which this command is not: "
+            f"{to_share(storage)}",
             returncode=MISUSED,
         )

@@ -7,9 +7,11 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError
+from django.db import Error
 
 from djqueue.client import get_storage
 from djqueue.core.errors import ConfigurationError
+from djqueue.management import unusable_database
 from djqueue.management.arguments import (
     HelpFormatter,
     count,
@@ -210,6 +212,13 @@ class Command(BaseCommand):
         """Run the command as its process's only purpose."""
         self.own_process = True
         super().run_from_argv(argv)
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Run the command. Django's checks ask the database which features it has."""
+        try:
+            return super().execute(*args, **options)
+        except Error as error:
+            raise unusable_database(error) from error
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the supervisor, or the worker in this process, or the process that reloads either."""

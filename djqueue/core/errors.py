@@ -296,7 +296,16 @@ class ControlFlow(DjqueueError):
 
 
 class _Again(ControlFlow):
-    def __init__(self, message: str | None = None, *, delay: float | timedelta | None = None) -> None:
+    def __init__(
+        self, message: str | None = None, *, delay: float | timedelta | None = None, **unknown: object
+    ) -> None:
+        name = type(self).__name__
+        if isinstance(message, (int, float, timedelta)):
+            raise TypeError(f"{name}({message!r}): pass a delay by its name: {name}(delay={message!r})")
+        if unknown:
+            raise TypeError(f"{name}() has no {min(unknown)!r}; pass delay=, in seconds or as a timedelta")
+        if isinstance(delay, bool) or not isinstance(delay, (int, float, timedelta, type(None))):
+            raise TypeError(f"{name}(): delay: expected seconds or a timedelta, got {delay!r:.100}")
         super().__init__(message)
         self.delay = delay
 

@@ -164,6 +164,21 @@ def test_retry_exception_with_zero_delay_is_immediate():
     assert delay_of(Retry(delay=0)) == (0, [])
 
 
+@pytest.mark.parametrize("kind", [Retry, Snooze])
+@pytest.mark.parametrize(
+    ("args", "kwargs", "text"),
+    [
+        ([60], {}, r"\(60\): pass a delay by its name: \w+\(delay=60\)"),
+        ([timedelta(minutes=1)], {}, r"\(delay=datetime.timedelta\(seconds=60\)\)"),
+        ([], {"delay": "1m"}, "delay: expected seconds or a timedelta, got '1m'"),
+        ([], {"countdown": 60}, "has no 'countdown'; pass delay="),
+    ],
+)
+def test_delay_that_would_be_ignored_is_refused(kind, args, kwargs, text):
+    with pytest.raises(TypeError, match=kind.__name__ + ".*" + text):
+        kind(*args, **kwargs)
+
+
 @pytest.mark.parametrize("error", [Retry(), Snooze()])
 def test_retry_exception_without_delay_uses_the_backoff(error):
     assert delay_of(error) == (1000, [])

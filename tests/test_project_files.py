@@ -161,7 +161,7 @@ def test_commands_of_workflows_contain_no_values_of_events() -> None:
 
     assert len(scripts) > 5
     assert [script for script in scripts if "${{" in script] == []
-    assert len([script for script in scripts if "sudo" in script]) == 1  # the servers of the tests
+    assert len({script for script in scripts if "sudo" in script}) == 1  # the servers of the tests
 
 
 def test_ci_runs_on_the_versions_of_the_metadata() -> None:

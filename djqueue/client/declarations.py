@@ -56,7 +56,7 @@ class Registry(Generic[J]):
     def __init__(self) -> None:
         self._types: dict[str, J] = {}
         # Django does not import this package if no app defines jobs.
-        is_late = apps.models_ready and apps.is_installed("djqueue")
+        is_late = apps.ready and apps.is_installed("djqueue")
         self.discovered: frozenset[str] | None = frozenset() if is_late else None
         """Names registered when all modules that workers import had been imported; None before that."""
         self.served: set[str] = set()

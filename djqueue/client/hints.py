@@ -5,6 +5,7 @@ Each job and queue is checked once per process.
 
 from functools import partial
 
+from django.apps import apps
 from django.core.signals import setting_changed
 from django.db import transaction
 
@@ -34,6 +35,13 @@ def check_job(storage: Storage, name: str) -> None:
 
     Jobs of a storage inside this process are run here, so their names are known.
     """
+    if apps.apps_ready and not apps.ready and name not in checked_jobs:
+        checked_jobs.add(name)
+        logger.warning(
+            "Job %r is enqueued while Django starts, so every process that starts enqueues it: workers, web "
+            "servers and commands of manage.py. Enqueue it in a view, a job or a command, or schedule it.",
+            name,
+        )
     if name in checked_jobs or registry.discovered is None:
         return
     if storage.capabilities.in_process or storage.capabilities.relayed:

@@ -4,6 +4,7 @@ import logging
 from dataclasses import replace
 
 import pytest
+from django.apps import apps
 from django.db import transaction
 
 from djqueue import Queue, flow, job
@@ -121,6 +122,18 @@ def test_job_outside_discovered_modules_is_warned_about_once(sending, do, caplog
     [warning] = warnings_of(caplog)
     assert "Job 'send' is defined in a module that workers do not import" in warning
     assert "DJQUEUE['MODULES']" in warning
+
+
+@pytest.mark.usefixtures("_shared")
+def test_job_that_is_enqueued_while_django_starts_is_warned_about_once(sending, do, caplog, monkeypatch):
+    monkeypatch.setattr(registry, "discovered", None)
+    monkeypatch.setattr(apps, "ready", False)
+
+    do(sending, "enqueue", 1)
+    do(sending, "enqueue", 2)
+
+    [warning] = warnings_of(caplog)
+    assert "Job 'send' is enqueued while Django starts, so every process that starts enqueues it" in warning
 
 
 @pytest.mark.usefixtures("_shared")

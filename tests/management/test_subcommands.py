@@ -305,6 +305,7 @@ def test_dead_letters_are_listed_counted_retried_and_purged(storage: Storage) ->
     assert document("dead", "retry", "--dry-run")["retried"] == 3
     assert document("dead", "retry", "--limit", "1", "--no-input")["retried"] == 1
     assert document("dead", "purge", "--queue", EMAILS, "--no-input") == {"matching": 2, "deleted": 2}
+    assert run("dead", "retry") == "0 retried\n"  # There is nothing to confirm.
     assert storage.reads.dead_letters(EMAILS) == []
 
 

@@ -103,7 +103,8 @@ def retry(options: Options, output: Output) -> None:
     queues = _queues(options)
     if not dry_run:
         total = sum(queue.count_dead(**filters).total for queue in queues)
-        output.confirm(f"Retry up to {numbered(total, 'dead letter')}?", assume_yes=options["no_input"])
+        if total:
+            output.confirm(f"Retry up to {numbered(total, 'dead letter')}?", assume_yes=options["no_input"])
     outcomes: Counter[str] = Counter()
     for queue in queues:
 

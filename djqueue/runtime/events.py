@@ -425,9 +425,8 @@ class OutageLog:
             was_faulty = self._faulty.pop(operation, False)
             ends = operation in self._unavailable or (operation == MAIN_OPERATION and bool(self._unavailable))
             is_over = ends and self._is_over_with(operation)
-            has_worked = not self._faulty and not self._unavailable
-        if has_worked:
-            problems.note(self._part, ())
+            if not self._faulty and not self._unavailable:
+                problems.note(self._part, ())
         if was_faulty:
             logger.warning("Worker %s: the storage works again (%s)", self._worker_id, operation)
         if is_over:
@@ -461,12 +460,10 @@ class OutageLog:
             lasts = has_lasted and (self._logged_at is None or now - self._logged_at >= REPEATED)
             if lasts:
                 self._logged_at = now
-        if has_lasted:
-            self._note_problem(
-                f"the storage has been unavailable for {(now - self._since) / 1_000:.0f} s ({operation}): "
-                f"{in_one_line(error)}",
-                error.remedy,
-            )
+            if has_lasted:
+                # Within the lock: another thread, whose call works, would end the problem before it is noted.
+                lasted = f"{(now - self._since) / 1_000:.0f} s ({operation}): {in_one_line(error)}"
+                self._note_problem(f"the storage has been unavailable for {lasted}", error.remedy)
         if lasts:
             logger.warning(
                 "Worker %s: the storage has been unavailable for %.1f s (%s: %s); running jobs continue, "

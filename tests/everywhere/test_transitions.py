@@ -216,7 +216,7 @@ SCENES: dict[Mark, Scene] = {
     ("retry", A, W): running(raising(Retry(delay=0))),
     ("retry", A, D): running(raising(Retry(delay=3_600))),
     ("release", A, W): running(cut_off, timeout=0),
-    ("release", A, D): running(raising(Snooze(3_600))),
+    ("release", A, D): running(raising(Snooze(delay=3_600))),
     ("stall", A, W): stalling(),
     ("stall", A, FAILED): stalling(max_stalls=0),
     ("fail", A, FAILED): running(raising(UnrecoverableError("no"))),

@@ -4,6 +4,7 @@ import pytest
 
 from djqueue import Queue
 from djqueue.client import registry
+from djqueue.runtime import problems
 from djqueue.storage import chores
 from tests.runtime.storages import RecordingStorage
 
@@ -28,3 +29,9 @@ def _registry_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_bulk_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers read no bulk operations from Django's database, which most of these tests may not use."""
     monkeypatch.delitem(chores.makers, "bulk operations")
+
+
+@pytest.fixture(autouse=True)
+def _no_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Problems that other tests have noted are not those of this test."""
+    monkeypatch.setattr(problems, "_noted", {})

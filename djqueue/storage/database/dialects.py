@@ -104,6 +104,16 @@ RowReader = Callable[..., list[Row]]
 """Returns the rows of a statement."""
 
 
+class NewRows(NamedTuple):
+    """Rows to insert into a table."""
+
+    table: str
+    columns: tuple[str, ...]
+    rows: Sequence[Row]
+    constants: Constants
+    """Further columns."""
+
+
 class WriteMode(NamedTuple):
     """The durability, waiting and numbers of a transaction."""
 
@@ -249,19 +259,10 @@ class SqlDialect(ABC):
         """Return a subquery of texts, whose column is `name`, and its one parameter."""
 
     @abstractmethod
-    def insert(
-        self,
-        cursor: Any,
-        table: str,
-        columns: Sequence[str],
-        rows: Sequence[Row],
-        constants: Constants = (),
-    ) -> None:
-        """Insert rows. Their constants are not among the columns."""
+    def insert(self, cursor: Any, new: NewRows) -> None:
+        """Insert rows."""
 
-    def insertion(
-        self, table: str, columns: Sequence[str], rows: Sequence[Row], constants: Constants = ()
-    ) -> Insertion | None:
+    def insertion(self, new: NewRows) -> Insertion | None:
         """Return the statement that inserts rows, which may be nested in the next one; None if it may not."""
         return None
 
@@ -518,15 +519,8 @@ class SqliteSql(SqlDialect):
     def listed(self, values: Sequence[str]) -> tuple[str, Any]:
         return "(SELECT value AS name FROM json_each(?))", json.dumps(list(values))
 
-    def insert(
-        self,
-        cursor: Any,
-        table: str,
-        columns: Sequence[str],
-        rows: Sequence[Row],
-        constants: Constants = (),
-    ) -> None:
-        cursor.executemany(_insert(table, tuple(columns), "?", constants), rows)
+    def insert(self, cursor: Any, new: NewRows) -> None:
+        cursor.executemany(_insert(new.table, new.columns, "?", new.constants), new.rows)
 
     def numbers(self, cursor: Any, count: int) -> Sequence[int]:
         # SQLite keeps the last keys of tables here, and takes the key of a new job from it anyway.
@@ -691,30 +685,22 @@ class PostgresSql(SqlDialect):
             return "(SELECT CAST(? AS text) AS name)", values[0]
         return "(SELECT unnest(CAST(? AS text[])) AS name)", list(values)
 
-    def insertion(
-        self, table: str, columns: Sequence[str], rows: Sequence[Row], constants: Constants = ()
-    ) -> Insertion | None:
+    def insertion(self, new: NewRows) -> Insertion | None:
+        table, columns, rows, constants = new
         if len(rows) >= COPY_FROM:
             return None
         if len(rows) == 1:
-            return _insert(table, tuple(columns), "%s", constants), rows[0]
+            return _insert(table, columns, "%s", constants), rows[0]
         lists = [list(values) for values in zip(*rows, strict=True)]
-        return _insert_lists(self._alias, table, tuple(columns), constants), lists
+        return _insert_lists(self._alias, table, columns, constants), lists
 
-    def insert(
-        self,
-        cursor: Any,
-        table: str,
-        columns: Sequence[str],
-        rows: Sequence[Row],
-        constants: Constants = (),
-    ) -> None:
-        if found := self.insertion(table, columns, rows, constants):
+    def insert(self, cursor: Any, new: NewRows) -> None:
+        if found := self.insertion(new):
             cursor.execute(*found)
             return
-        names, same = _names(columns, constants), [value.strip("'") for _, value in constants]
-        with cursor.copy(f"COPY {table} ({names}) FROM STDIN") as copy:
-            for row in rows:
+        same = [value.strip("'") for _, value in new.constants]
+        with cursor.copy(f"COPY {new.table} ({_names(new.columns, new.constants)}) FROM STDIN") as copy:
+            for row in new.rows:
                 copy.write_row((*row, *same))
 
     def numbers(self, cursor: Any, count: int) -> Sequence[int]:

@@ -46,8 +46,15 @@ from djqueue.storage.base import P, Storage
 from djqueue.storage.capabilities import Capabilities
 from djqueue.storage.commits import JoinedTransactions
 from djqueue.storage.facets import EventHandler, Jobs, Limiters, Queues, Unsubscribe
-from djqueue.storage.tables import dberrors
-from djqueue.storage.tables.dberrors import LOCKED, LOCKS, WHOLE_TABLE, locked_file, locked_tables, named
+from djqueue.storage.tables.dberrors import (
+    LOCKED,
+    LOCKS,
+    WHOLE_TABLE,
+    locked_file,
+    locked_tables,
+    named,
+    write_lock_holder,
+)
 from djqueue.storage.tables.rows import chunked
 
 from . import claim, enqueue, finish, limiters, queues, stored, sweep, transitions, workers
@@ -194,7 +201,7 @@ class DatabaseStorage(Storage):
     def held_up_by(self) -> str:
         # A server that does not answer can't be asked; it refuses what waits for a lock for too long.
         is_file = connections[self.alias].vendor == "sqlite"
-        return dberrors.write_lock_holder(self.alias) if is_file else ""
+        return write_lock_holder(self.alias) if is_file else ""
 
     @property
     def has_spark_tables(self) -> bool:

@@ -25,7 +25,17 @@ from djqueue.storage.tables.clock import DatabaseClock, set_right
 from djqueue.storage.tables.dberrors import named
 
 from .connections import OwnConnections, is_in_transaction
-from .dialects import PLAIN_WRITE, Constants, Insertion, Row, WriteMode, dialect_for, in_one, roll_back
+from .dialects import (
+    PLAIN_WRITE,
+    Constants,
+    Insertion,
+    NewRows,
+    Row,
+    WriteMode,
+    dialect_for,
+    in_one,
+    roll_back,
+)
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -337,10 +347,11 @@ class Tx:
         """Insert rows, at the latest before the next statement: several inserts may be sent as one."""
         if not rows:
             return
-        if insertion := self.dialect.insertion(table, columns, rows, constants):
+        new = NewRows(table, tuple(columns), rows, constants)
+        if insertion := self.dialect.insertion(new):
             self._inserts.append(insertion)
         else:
-            self.dialect.insert(self._ready_cursor(), table, columns, rows, constants)
+            self.dialect.insert(self._ready_cursor(), new)
 
     def rows_with_inserts(self, statement: str, *parameters: Any) -> list[Row]:
         """Return the rows of a statement that does not need to see the rows inserted just before: PostgreSQL

@@ -138,6 +138,7 @@ class JobProcess:
         self.run = run
         self.started += 1
         self._peak = self._denied = 0
+        self._stopped_at = None
         self._was_heard = False
         self._messages.begin()
         limits = self.limits
